@@ -1,0 +1,54 @@
+"""Settings: one schema for the command line, the TOML file and the environment.
+
+``Settings`` is what every other module takes; it is frozen. See ``load`` for the order of precedence.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TierSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier, fast to slow. ``path`` None: a private tmpfs directory (RAM)."""
+
+    name: str
+    path: str | None
+    capacity_bytes: int
+    volatile: bool
+    """True: lost at reboot (RAM)."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a mount needs to know. Sizes in bytes, times in seconds."""
+
+    source: str
+    mountpoint: str
+    state_dir: str
+    tiers: tuple[TierSetting, ...] = ()
+    front: str = "auto"
+    read_only: bool = False
+    ttl_s: float = 60.0
+    negative_ttl_s: float = 1.0
+    write_through: bool = False
+    fsync: str = "local"
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    allow_other: bool = False
+    uid: int = 0
+    gid: int = 0
+    umask: int = 0o022
+    log_level: str = "info"
+    metrics_address: str | None = None
+    memory_budget_bytes: int = 512 * 1024 * 1024
+    """Bytes of file data that may be in flight or in transit in the engine's own memory."""
+    fetch_concurrency: int = 32
+    upload_concurrency: int = 8
+    upload_delay_s: float = 1.0
+    """How long after the last close an upload waits, so that write, close, rename costs one upload."""
+    part_size_bytes: int = 16 * 1024 * 1024
+    dirty_limit_bytes: int = 0
+    """Writers are slowed when this much waits for upload; 0: 80 % of the write tier."""
+    read_ahead_bytes: int = 64 * 1024 * 1024
+    store_timeout_s: float = 60.0
+    """How long a request is retried before the application sees the error."""
