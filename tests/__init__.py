@@ -1,0 +1,1 @@
+"""The tests. How they are arranged stands in ``conftest``."""

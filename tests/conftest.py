@@ -1,0 +1,184 @@
+"""Shared fixtures, and how the tests are arranged.
+
+====================  =================================================================================
+``unit``              no mount, no network, injected clock
+``contract``          one suite against every store, one against every tier
+``model``             hypothesis state machines against a plain model
+``mount``             a real FUSE mount: POSIX behaviour, persistence, life cycle, tools
+``semantics``         every promise of ``tierfs/SEMANTICS.md``, quoted
+``faults``            failing stores, kill -9, full disks
+``cases``             faults that users met in other products, by number
+``support``           what these share
+====================  =================================================================================
+
+``--front`` chooses what serves the mounts: ``python`` (default), ``native``, or ``plain``, an ordinary
+directory: whatever the POSIX tests demand, the local file system must do as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.mount import Mounted, fuse_missing, remove_tree, watchdog
+
+LIMIT_S = 150.0
+MOUNTING = {"mount_factory", "mounted", "shared_mount", "workdir"}
+
+_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--front", choices=("python", "native", "plain"), default="python", help="serves the mounts")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs FUSE where there is none, saying why; keep the quick floors first."""
+    floors = ["unit", "contract", "model", "semantics", "mount", "cases", "faults"]
+    here = Path(__file__).parent
+
+    def floor(item: pytest.Item) -> int:
+        first = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        return floors.index(first) if first in floors else 0
+
+    items.sort(key=floor)
+    reason = None if config.getoption("--front") == "plain" else fuse_missing()
+    for item in items:
+        needs_mount = bool(MOUNTING & set(getattr(item, "fixturenames", ()))) or item.get_closest_marker("needs_fuse")
+        if needs_mount and reason:
+            item.add_marker(pytest.mark.skip(reason=f"no FUSE here: {reason}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    marker = item.get_closest_marker("limit_s")
+    with watchdog(float(marker.args[0]) if marker else LIMIT_S):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """A failed test shows the end of the log of each mount that it used."""
+    report = yield
+    if report.failed:
+        values = getattr(item, "funcargs", {})
+        for mounted in [v for v in values.values() if isinstance(v, Mounted)] + list(values.get("mount_factory", ())):
+            if not mounted.is_plain:
+                report.sections.append((f"log of the mount at {mounted.path}", mounted.log_tail()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def front(pytestconfig: pytest.Config) -> str:
+    return str(pytestconfig.getoption("--front"))
+
+
+@pytest.fixture(scope="session")
+def session_dir() -> Iterator[Path]:
+    """A directory that every user can pass through, unlike pytest's own."""
+    path = Path(tempfile.mkdtemp(prefix="tierfs-test-", dir=os.environ.get("TIERFS_TEST_DIR")))
+    path.chmod(0o755)
+    yield path
+    remove_tree(path)
+
+
+@pytest.fixture
+def base_dir(session_dir: Path) -> Iterator[Path]:
+    """A fresh directory for one test, removed after it."""
+    path = session_dir / f"b{next(_numbers)}"
+    path.mkdir(mode=0o755)
+    yield path
+    remove_tree(path)
+
+
+class MountFactory:
+    """Makes mounts (or what ``Mounted`` takes besides ``base``); all are closed, and checked, at the end."""
+
+    def __init__(self, base: Path, front: str) -> None:
+        self._base = base
+        self._front = front
+        self._made: list[Mounted] = []
+
+    def __iter__(self) -> Iterator[Mounted]:
+        return iter(self._made)
+
+    def prepare(self, **settings: Any) -> Mounted:
+        """A mount that is not up yet."""
+        settings.setdefault("front", self._front)
+        base = settings.pop("base", self._base / f"m{len(self._made)}")
+        self._made.append(Mounted(base, **settings))
+        return self._made[-1]
+
+    def __call__(self, **settings: Any) -> Mounted:
+        return self.prepare(**settings).start()
+
+    def close(self) -> None:
+        failures = []
+        for mounted in reversed(self._made):
+            try:
+                mounted.close()
+            except AssertionError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+@pytest.fixture
+def mount_factory(base_dir: Path, front: str) -> Iterator[MountFactory]:
+    factory = MountFactory(base_dir, front)
+    yield factory
+    factory.close()
+
+
+@pytest.fixture
+def mounted(mount_factory: Callable[..., Mounted]) -> Mounted:
+    """A mount of its own for one test, with the default settings."""
+    return mount_factory()
+
+
+@pytest.fixture(scope="session")
+def shared_mount(session_dir: Path, front: str) -> Iterator[Mounted]:
+    """One mount for the many small tests of POSIX behaviour; see ``workdir``."""
+    mounted = Mounted(session_dir / "shared", front=front)
+    mounted.start()
+    yield mounted
+    mounted.close()
+
+
+@pytest.fixture
+def workdir(shared_mount: Mounted, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """An empty directory in the shared mount. The test fails if the mount dies or logs a traceback.
+
+    After a death the mount is started again, so that one fault fails one test.
+    """
+    if not shared_mount.is_plain and shared_mount.process is None:
+        shared_mount.start()
+    path = shared_mount.path / f"w{next(_numbers)}"
+    path.mkdir()
+    path.chmod(0o755)
+    yield path
+    if shared_mount.process is not None and shared_mount.process.poll() is not None:
+        shared_mount.kill9()
+        pytest.fail(f"the engine died during this test\n{shared_mount.log_tail()}")
+    shared_mount.check_log()
+
+
+@pytest.fixture
+def other_user() -> tuple[int, int]:
+    """Ids of a user who owns nothing; the test needs root to become that user."""
+    if os.geteuid() != 0:
+        pytest.skip("acting as another user needs root")
+    return 12345, 12346
+
+
+@pytest.fixture
+def needs_mount(front: str) -> None:
+    """For tests that say nothing about a plain directory."""
+    if front == "plain":
+        pytest.skip("about a real mount, not about a plain directory")
