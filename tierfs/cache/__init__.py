@@ -1,0 +1,1 @@
+"""Cache: which bytes are local."""
