@@ -1,9 +1,9 @@
-"""Settings: one schema for the command line, the TOML file and the environment.
-
-``Settings`` is what every other module takes; it is frozen. See ``load`` for the order of precedence.
-"""
+"""The frozen settings that every other module takes."""
 
 from __future__ import annotations
+
+import hashlib
+import os
 
 import msgspec
 
@@ -19,7 +19,11 @@ class TierSetting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a mount needs to know. Sizes in bytes, times in seconds."""
+    """Everything a mount needs to know. Sizes in bytes, times in seconds.
+
+    ``source`` is canonical (``s3://bucket/prefix`` or ``file:///dir``, no slash at the end);
+    ``mountpoint`` and ``state_dir`` are absolute. None of the directories named here is made by ``load``.
+    """
 
     source: str
     mountpoint: str
@@ -38,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     uid: int = 0
     gid: int = 0
     umask: int = 0o022
+    """Taken from the mode of objects and directories that carry none; not from what is created here."""
     log_level: str = "info"
     metrics_address: str | None = None
     memory_budget_bytes: int = 512 * 1024 * 1024
@@ -52,3 +57,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     read_ahead_bytes: int = 64 * 1024 * 1024
     store_timeout_s: float = 60.0
     """How long a request is retried before the application sees the error."""
+    kernel_options: tuple[str, ...] = ()
+    """Mount flags for the kernel as fstab spells them: ``noexec``, ``noatime``..."""
+
+    @property
+    def mount_id(self) -> str:
+        """16 hex digits that name this source at this mountpoint."""
+        return mount_id_of(self.source, self.mountpoint)
+
+    @property
+    def log_path(self) -> str:
+        return os.path.join(self.state_dir, "tierfs.log")
+
+    @property
+    def file_mode(self) -> int:
+        """Permission bits of an object that carries no mode."""
+        return 0o666 & ~self.umask
+
+    @property
+    def dir_mode(self) -> int:
+        """Permission bits of a directory that carries no mode."""
+        return 0o777 & ~self.umask
+
+
+def mount_id_of(source: str, mountpoint: str) -> str:
+    """Names the state of one source at one mountpoint: the same pair finds its state again."""
+    text = f"{source}\0{mountpoint}".encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
