@@ -43,8 +43,8 @@ def test_real_private_use_characters_are_escaped_bytewise() -> None:
         "a//b", "/a", "//", "/", "a//", ".", "..", "a/./b", "../a", "a/..", "a/../", "nul\0", "x" * 256,
         "d/" + "é" * 128,
         "\uf7c3\uf7a9",  # bytes of a valid "é": not canonical
-        "\udc80",  # lone surrogates are not canonical either
-        "\ud800",
+        chr(0xDC80),  # lone surrogates are not canonical either
+        chr(0xD800),
     ],
 )
 def test_unrepresentable_keys(key: str) -> None:

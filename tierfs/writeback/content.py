@@ -1,0 +1,252 @@
+"""The bytes of one inode: clean in the cache, or local in a staging file. See the package docstring.
+
+A ``FileContent`` exists while somebody uses the inode: an open handle or the publisher. It moves between
+two states only under its ``lock``:
+
+* *clean*: ``ref`` names an object version; reads go to the cache.
+* *local*: ``staging`` holds bytes that the store does not have; reads and writes go there.
+
+``writers`` counts handles open for writing. The publisher turns a local content clean only while there
+are none; it announces that by ``sealing``, so that a writer who comes in between waits for the lock
+instead of writing into a file that is about to become immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from tierfs.cache.residency import Cache
+from tierfs.cache.staging import Staging
+from tierfs.errors import NotFound
+from tierfs.namespace import publish, schema, tree
+from tierfs.namespace.db import Database, WriteTransaction
+from tierfs.types import NO_CONTENT, ContentId, Inode, ObjectRef, new_content_id
+
+
+@dataclass(slots=True, eq=False)
+class FileContent:
+    """See the module docstring. Sizes in bytes, times in nanoseconds."""
+
+    ino: int
+    content_id: ContentId
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    local: bool
+    ref: ObjectRef | None = None
+    staging: Staging | None = None
+    users: int = 0
+    writers: int = 0
+    unlinked: bool = False
+    unsaved: bool = False
+    """Size or times here are newer than in the namespace."""
+    sealing: bool = False
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    def read_nowait(self, cache: Cache, offset: int, length: int) -> bytes | None:
+        """The bytes if they can be had without waiting, else None. Never blocks."""
+        length = min(length, self.size_bytes - offset)
+        if length <= 0:
+            return b""
+        if self.staging is not None:
+            return self.staging.read_nowait(offset, length)
+        if self.ref is not None:
+            return cache.read_nowait(self.ref, offset, length)
+        return None
+
+    async def read(self, cache: Cache, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes; fewer only at the end of the file."""
+        length = min(length, self.size_bytes - offset)
+        if length <= 0:
+            return b""
+        if self.staging is not None:
+            return await self.staging.read(offset, length)
+        if self.ref is not None:
+            return await cache.read(self.ref, offset, length)
+        return bytes(length)
+
+
+class ContentTable:
+    """Every ``FileContent`` in use, by inode. Trio thread only."""
+
+    def __init__(self, db: Database, cache: Cache, now_ns: Callable[[], int]) -> None:
+        self._db = db
+        self._cache = cache
+        self._now_ns = now_ns
+        self._contents: dict[int, FileContent] = {}
+        self._opening: dict[int, trio.Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def peek(self, ino: int) -> FileContent | None:
+        """The content in use for that inode, or None. Does not count as a use."""
+        return self._contents.get(ino)
+
+    def overlay(self, inode: Inode) -> Inode:
+        """``inode`` with the size and times that have not reached the namespace yet."""
+        content = self._contents.get(inode.ino)
+        if content is None or not content.unsaved:
+            return inode
+        return schema.replace_inode(
+            inode, size_bytes=content.size_bytes, mtime_ns=content.mtime_ns, ctime_ns=content.ctime_ns
+        )
+
+    async def acquire(self, ino: int) -> FileContent:
+        """The content of that regular file, one use counted; ``release`` it. Raises ``NotFound``."""
+        while (event := self._opening.get(ino)) is not None:
+            await event.wait()
+        content = self._contents.get(ino)
+        if content is None:
+            content = await self._open(ino)
+        content.users += 1
+        return content
+
+    async def _open(self, ino: int) -> FileContent:
+        with self._db.read() as txn:
+            inode = tree.get(txn, ino)
+            ref = None if inode.flags & schema.DATA_LOCAL else publish.ref_of(txn, inode)
+        content = FileContent(
+            ino=ino,
+            content_id=inode.content_id,
+            size_bytes=inode.size_bytes,
+            mtime_ns=inode.mtime_ns,
+            ctime_ns=inode.ctime_ns,
+            local=bool(inode.flags & schema.DATA_LOCAL),
+            ref=ref,
+        )
+        if not content.local:
+            self._contents[ino] = content
+            return content
+        event = self._opening[ino] = trio.Event()
+        try:
+            content.staging = await self._cache.open_staging(content.content_id)
+            if content.staging is not None and content.staging.size_bytes != content.size_bytes:
+                # The file on disk is the truth: the record is only written at flush, fsync and close.
+                content.size_bytes = content.staging.size_bytes
+                content.unsaved = True
+            self._contents[ino] = content
+            return content
+        finally:
+            del self._opening[ino]
+            event.set()
+
+    async def release(self, content: FileContent) -> None:
+        """Give back one use; the last one closes files, and drops the bytes of an unlinked inode."""
+        content.users -= 1
+        if content.users:
+            return
+        if self._contents.get(content.ino) is content:
+            del self._contents[content.ino]
+        staging, content.staging = content.staging, None
+        if content.unlinked:
+            await self._drop(content, staging)
+        elif staging is not None:
+            await staging.close()
+
+    async def _drop(self, content: FileContent, staging: Staging | None) -> None:
+        if staging is not None:
+            await staging.discard()
+        elif content.content_id != NO_CONTENT:
+            await self._cache.forget(content.content_id)
+
+    async def drop_unlinked(self, inode: Inode) -> None:
+        """The last name of ``inode`` is gone: its bytes go now, or when the last user leaves."""
+        if not inode.is_regular:
+            return
+        content = self._contents.get(inode.ino)
+        if content is not None:
+            content.unlinked = True
+        elif inode.flags & schema.DATA_LOCAL:
+            staging = await self._cache.open_staging(inode.content_id)
+            if staging is not None:
+                await staging.discard()
+        elif inode.content_id != NO_CONTENT:
+            await self._cache.forget(inode.content_id)
+
+    async def write(self, content: FileContent, offset: int, data: bytes) -> int:
+        """Write into the local copy, making one first if need be. Returns the bytes written."""
+        if content.staging is None or content.sealing:
+            await self._begin_write(content, keep=True)
+        staging = content.staging
+        assert staging is not None
+        if not staging.write_nowait(offset, data):
+            await staging.write(offset, data)
+        self._touched(content, staging.size_bytes)
+        return len(data)
+
+    async def truncate(self, content: FileContent, size_bytes: int) -> None:
+        """Set the size; what is cut off is gone, what is added reads as zeros."""
+        if content.staging is None or content.sealing:
+            if size_bytes == 0 and content.size_bytes == 0 and content.local:
+                return
+            await self._begin_write(content, keep=size_bytes > 0)
+        staging = content.staging
+        assert staging is not None
+        if staging.size_bytes != size_bytes:
+            await staging.truncate(size_bytes)
+        self._touched(content, size_bytes)
+
+    def _touched(self, content: FileContent, size_bytes: int) -> None:
+        content.size_bytes = size_bytes
+        content.mtime_ns = content.ctime_ns = self._now_ns()
+        content.unsaved = True
+
+    async def _begin_write(self, content: FileContent, *, keep: bool) -> None:
+        """Make ``content`` local. With ``keep`` the bytes it has now stay readable in the new copy."""
+        async with content.lock:
+            if content.staging is not None:
+                return
+            if content.local:
+                # Made here and never written: the id is in the namespace, the file is not there yet.
+                content.staging = await self._cache.create_staging(content.content_id)
+                return
+            old_ref, old_id = content.ref, content.content_id
+            new_id = new_content_id()
+            if keep and old_ref is not None and content.size_bytes:
+                staging = await self._cache.convert(old_ref, new_id)
+            else:
+                staging = await self._cache.create_staging(new_id)
+            try:
+                await self._db.commit(lambda txn: self._record_local(txn, content, new_id))
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    await staging.discard()
+                raise
+            content.staging, content.content_id = staging, new_id
+            content.local, content.ref = True, None
+            if old_id != NO_CONTENT and not (keep and old_ref is not None):
+                await self._cache.forget(old_id)
+
+    def _record_local(self, txn: WriteTransaction, content: FileContent, new_id: ContentId) -> None:
+        now_ns = self._now_ns()
+        inode = tree.get(txn, content.ino)
+        schema.put_inode(txn, schema.replace_inode(
+            inode, content_id=new_id, flags=inode.flags | schema.DATA_LOCAL))
+        if not content.unlinked:
+            publish.mark_dirty(txn, content.ino, "content", now_ns)
+
+    async def save(self, content: FileContent, *, durable: bool = False) -> None:
+        """Bring size and times into the namespace (flush, close, fsync)."""
+        if not content.unsaved:
+            if durable:
+                await self._db.sync()
+            return
+        content.unsaved = False
+        size, mtime, ctime = content.size_bytes, content.mtime_ns, content.ctime_ns
+
+        def record(txn: WriteTransaction) -> None:
+            inode = tree.get(txn, content.ino)
+            schema.put_inode(txn, schema.replace_inode(inode, size_bytes=size, mtime_ns=mtime, ctime_ns=ctime))
+
+        try:
+            await self._db.commit(record, durable=durable)
+        except NotFound:
+            if not content.unlinked:
+                raise
+        except BaseException:
+            content.unsaved = True
+            raise

@@ -1,0 +1,322 @@
+"""What one inode looks like in the bucket, and how it gets there.
+
+A regular file is one object per name; a symbolic link is an object whose body is the target; a directory
+made here is a zero-byte marker ``dir/``; a fifo, socket or device is an empty object. Mode, owner and
+mtime travel as user metadata under the names that s3fs and rclone use (``mode``, ``uid``, ``gid``,
+``mtime``), so that other tools, and a rebuilt namespace, can have them back. ``tierfs-content`` names the
+content that was written: it tells our own upload from somebody else's when an answer was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import structlog
+import trio
+
+from tierfs.cache.residency import Cache
+from tierfs.errors import NotFound, ObjectNotFound, PreconditionFailed, StoreError, TierfsError
+from tierfs.namespace import publish, schema, tree
+from tierfs.namespace.db import Database, ReadTransaction, WriteTransaction
+from tierfs.store.base import Condition, ObjectStore
+from tierfs.types import Inode, ObjectInfo, ObjectRef
+from tierfs.writeback.content import ContentTable, FileContent
+from tierfs.writeback.upload import ContentChanged, Uploader
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+CONTENT_METADATA = "tierfs-content"
+
+
+def object_metadata(inode: Inode, tag: str) -> dict[str, str]:
+    """The user metadata of the object for ``inode``; ``tag`` names the content."""
+    seconds, nanoseconds = divmod(inode.mtime_ns, 1_000_000_000)
+    return {
+        "mode": str(inode.mode),
+        "uid": str(inode.uid),
+        "gid": str(inode.gid),
+        "mtime": f"{seconds}.{nanoseconds:09d}",
+        CONTENT_METADATA: tag,
+    }
+
+
+class ObjectWriter:
+    """Publishes one inode. Trio thread only; never two calls for one inode at a time."""
+
+    def __init__(
+        self,
+        db: Database,
+        store: ObjectStore,
+        cache: Cache,
+        contents: ContentTable,
+        uploader: Uploader,
+        now_ns: Callable[[], int],
+        on_renamed: Callable[[int, bytes, bytes], None],
+    ) -> None:
+        self._db = db
+        self._store = store
+        self._cache = cache
+        self._contents = contents
+        self._uploader = uploader
+        self._now_ns = now_ns
+        self._on_renamed = on_renamed
+        self.conflicts = 0
+
+    async def publish_file(self, inode: Inode, row: publish.DirtyRow, *, force: bool) -> None:
+        """Make the objects of a file, link or special file what they should be."""
+        with self._db.read() as txn:
+            keys = publish.key_of(txn, inode.ino)
+            current = publish.object_of(txn, inode.ino)
+        if not keys:
+            raise NotFound(f"inode {inode.ino} has no name")
+        await self._wait_until_free(keys[0], inode.ino)
+        if inode.is_regular and inode.flags & schema.DATA_LOCAL:
+            await self._publish_content(inode, row, keys, force=force)
+            return
+        if not inode.is_regular and current is None:
+            info = await self._put_special(inode, keys[0])
+        elif current is None:
+            info = await self._put_empty(inode, keys[0])
+        else:
+            info = await self._copy(inode, current.info, keys[0])
+        links = await self._copy_links(inode, info, keys[1:])
+        await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=links))
+
+    async def _publish_content(
+        self, inode: Inode, row: publish.DirtyRow, keys: list[str], *, force: bool
+    ) -> None:
+        content = await self._contents.acquire(inode.ino)
+        try:
+            if content.writers and not force:
+                return
+            staging = content.staging
+            generation = staging.generation if staging is not None else 0
+            size = staging.size_bytes if staging is not None else 0
+
+            def unchanged() -> bool:
+                if content.staging is not staging:
+                    return False
+                return staging is None or staging.generation == generation
+
+            async def read(offset: int, length: int) -> bytes:
+                return await staging.read(offset, length) if staging is not None else b""
+
+            tag = f"{content.content_id.hex()}-{generation}"
+            inode = self._contents.overlay(inode)
+            info = await self._put_conditionally(
+                inode, keys[0], tag,
+                lambda condition: self._uploader.upload(
+                    keys[0], size, read, unchanged, object_metadata(inode, tag), condition),
+            )
+            if info is None:
+                return
+            links = await self._copy_links(inode, info, keys[1:])
+            await self._finish(content, inode, row, info, links, unchanged)
+        finally:
+            await self._contents.release(content)
+
+    async def _finish(
+        self,
+        content: FileContent,
+        inode: Inode,
+        row: publish.DirtyRow,
+        info: ObjectInfo,
+        links: list[ObjectInfo],
+        unchanged: Callable[[], bool],
+    ) -> None:
+        """Record the upload; if nobody wrote in the meantime the local copy becomes a clean one."""
+        async with content.lock:
+            content.sealing = final = content.writers == 0 and unchanged()
+            try:
+                still_dirty = await self._db.commit(
+                    partial(self._record, inode=inode, row=row, info=info, links=links, final=final)
+                )
+                if not final or still_dirty:
+                    return
+                ref = ObjectRef(content.content_id, info.key, info.etag, info.size_bytes, info.version_id)
+                staging = content.staging
+                content.local, content.staging, content.ref = False, None, ref
+                if staging is not None:
+                    try:
+                        await staging.seal(ref)
+                    except (TierfsError, OSError) as error:
+                        # The bytes are in the store: losing the local copy costs a fetch, nothing else.
+                        log.warning("local copy not kept after upload", key=info.key, reason=str(error))
+                        await staging.discard()
+            finally:
+                content.sealing = False
+
+    def _record(
+        self,
+        txn: WriteTransaction,
+        *,
+        inode: Inode,
+        row: publish.DirtyRow,
+        info: ObjectInfo,
+        links: list[ObjectInfo],
+        final: bool = True,
+    ) -> bool:
+        """Commit what the store acknowledged. Returns True when there is more to publish."""
+        try:
+            now = tree.get(txn, inode.ino)
+        except NotFound:
+            publish.doom(txn, info.key, info.etag, self._now_ns())
+            for link in links:
+                publish.doom(txn, link.key, link.etag, self._now_ns())
+            return True
+        previous = publish.object_of(txn, inode.ino)
+        publish.set_object(txn, inode.ino, info, links, self._now_ns())
+        if previous is not None:
+            kept = {info.key, *(link.key for link in links)}
+            for key, etag in previous.all_keys():
+                if key not in kept:
+                    publish.doom(txn, key, etag, self._now_ns())
+        if now.nlink == 0:
+            return True
+        cleared = final and publish.forget_dirty(txn, inode.ino, row.generation)
+        if cleared and now.flags & schema.DATA_LOCAL:
+            flags = now.flags & ~schema.DATA_LOCAL
+            schema.put_inode(txn, schema.replace_inode(now, flags=flags))
+        return not cleared
+
+    async def _put_conditionally(
+        self, inode: Inode, key: str, tag: str, put: Callable[[Condition], object]
+    ) -> ObjectInfo | None:
+        """Upload under the condition that the key still holds what we last knew of it.
+
+        None: somebody else's object is there; ours now lives under a conflict name and is queued again.
+        """
+        with self._db.read() as txn:
+            expected = publish.expected_etag(txn, inode.ino, key)
+        condition = Condition(if_match=expected) if expected else Condition(if_absent=True)
+        for _ in range(3):
+            try:
+                return await put(condition)  # type: ignore[misc,no-any-return]
+            except (PreconditionFailed, ObjectNotFound):
+                found = await self._head(key)
+            if found is None:
+                condition = Condition(if_absent=True)
+            elif (found.metadata or {}).get(CONTENT_METADATA) == tag:
+                return found
+            elif (found.metadata or {}).get(CONTENT_METADATA, "").startswith(inode.content_id.hex()):
+                condition = Condition(if_match=found.etag)
+            elif condition.if_match == found.etag:
+                raise StoreError(f"{key}: the store refuses a condition that holds")
+            else:
+                await self._move_aside(inode, key)
+                return None
+        raise StoreError(f"{key}: the object keeps changing while it is uploaded")
+
+    async def _head(self, key: str) -> ObjectInfo | None:
+        try:
+            return await trio.to_thread.run_sync(self._store.head, key)
+        except ObjectNotFound:
+            return None
+
+    async def _move_aside(self, inode: Inode, key: str) -> None:
+        """Keep both versions: ours gets a conflict name beside the one that another node wrote."""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now_ns() / 1e9))
+        suffix = f".conflict-{socket.gethostname()}-{stamp}-{os.urandom(2).hex()}".encode()
+
+        def rename(txn: WriteTransaction) -> tuple[int, bytes, bytes]:
+            parent, name = tree.names_of(txn, inode.ino)[0]
+            new_name = name[: 255 - len(suffix)] + suffix
+            publish.disown(txn, inode.ino, key)
+            tree.rename(txn, parent, name, parent, new_name, now_ns=self._now_ns())
+            return parent, name, new_name
+
+        parent, name, new_name = await self._db.commit(rename)
+        self.conflicts += 1
+        log.error("another node wrote the same object; both are kept", key=key,
+                  ours=new_name.decode("utf-8", "backslashreplace"))
+        self._on_renamed(parent, name, new_name)
+
+    async def _wait_until_free(self, key: str, ino: int) -> None:
+        """Refuse to overwrite an object that another, renamed inode still needs as its source."""
+        with self._db.read() as txn:
+            owner = publish.owner_of_key(txn, key)
+            if owner is None or owner == ino:
+                return
+            blocked_by_us = self._waits_for(txn, owner, ino)
+        if not blocked_by_us:
+            raise StoreError(f"{key}: still the source of a file that is being moved")
+        await self._break_cycle(owner, key)
+
+    def _waits_for(self, txn: ReadTransaction, ino: int, target: int) -> bool:
+        """Whether moving ``ino`` needs, directly or through others, a key that ``target`` owns."""
+        seen: set[int] = set()
+        while ino not in seen:
+            seen.add(ino)
+            keys = publish.key_of(txn, ino)
+            owner = publish.owner_of_key(txn, keys[0]) if keys else None
+            if owner is None:
+                return False
+            if owner == target:
+                return True
+            ino = owner
+        return False
+
+    async def _break_cycle(self, owner: int, key: str) -> None:
+        """Two files exchanged names: park the object of one of them under ``.tierfs/``."""
+        with self._db.read() as txn:
+            current = publish.object_of(txn, owner)
+        if current is None or current.info.key != key:
+            return
+        parked_key = publish.parked_key(self._db, owner)
+        info = await self._run(lambda: self._store.copy(current.info, parked_key))
+
+        def record(txn: WriteTransaction) -> None:
+            now = publish.object_of(txn, owner)
+            if now is not None and now.info.key == key:
+                publish.set_object(txn, owner, info, [], self._now_ns())
+            else:
+                publish.doom(txn, parked_key, info.etag, self._now_ns())
+
+        await self._db.commit(record)
+
+    async def _copy(self, inode: Inode, source: ObjectInfo, key: str) -> ObjectInfo:
+        """Move or re-label an object on the server; its bytes stay there."""
+        tag = f"{inode.content_id.hex()}-0"
+        metadata = object_metadata(inode, tag)
+        return await self._run(lambda: self._store.copy(source, key, metadata=metadata))
+
+    async def _copy_links(self, inode: Inode, info: ObjectInfo, keys: list[str]) -> list[ObjectInfo]:
+        """Further names of a hard-linked file are further objects, copied on the server."""
+        return [await self._run(partial(self._store.copy, info, key)) for key in keys if key != info.key]
+
+    async def _put_empty(self, inode: Inode, key: str) -> ObjectInfo:
+        return await self._put_body(inode, key, b"")
+
+    async def _put_special(self, inode: Inode, key: str) -> ObjectInfo:
+        body = b""
+        if inode.is_symlink:
+            with self._db.read() as txn:
+                body = tree.readlink(txn, inode.ino)
+        return await self._put_body(inode, key, body)
+
+    async def _put_body(self, inode: Inode, key: str, body: bytes) -> ObjectInfo:
+        metadata = object_metadata(inode, f"{inode.content_id.hex()}-0")
+        return await self._run(lambda: self._store.put(key, body, metadata=metadata))
+
+    async def publish_marker(self, ino: int, row: publish.DirtyRow) -> None:
+        """Put the zero-byte ``dir/`` object of a directory that was made, moved or changed here."""
+        with self._db.read() as txn:
+            inode = tree.get(txn, ino)
+            keys = publish.key_of(txn, ino)
+        if not keys or not keys[0].rstrip("/"):
+            await self._db.commit(lambda txn: publish.forget_dirty(txn, ino, row.generation))
+            return
+        info = await self._put_body(inode, keys[0], b"")
+        await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=[]))
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        return await self._uploader.call(function)
+
+
+__all__ = ["ContentChanged", "ObjectWriter", "object_metadata"]

@@ -1,0 +1,302 @@
+"""Make the bucket hold what the namespace says: uploads, moves, attribute changes and deletions.
+
+One task per inode at a time, ``upload_concurrency`` tasks at once. ``note`` says that an inode may need
+publishing, after a delay (so that write, close, rename costs one upload); everything else is found out
+from the rows at that moment. A failure is kept in ``failures`` and tried again with a growing pause; it
+never stops the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from tierfs.config import Settings
+from tierfs.errors import NotFound, StoreError, TierfsError
+from tierfs.namespace import publish, schema, tree
+from tierfs.namespace.db import Database
+from tierfs.store.base import ObjectStore
+from tierfs.writeback.content import ContentTable
+from tierfs.writeback.deletions import Deletions
+from tierfs.writeback.objects import ObjectWriter
+from tierfs.writeback.upload import ContentChanged
+
+log = structlog.get_logger(__name__)
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+SCAN_BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an inode is not in the store yet, and how often that was tried."""
+
+    path: str
+    message: str
+    attempts: int
+
+
+class Publisher:
+    """See the module docstring. Trio thread only."""
+
+    def __init__(
+        self,
+        db: Database,
+        store: ObjectStore,
+        contents: ContentTable,
+        writer: ObjectWriter,
+        deletions: Deletions,
+        settings: Settings,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._db = db
+        self._store = store
+        self._contents = contents
+        self._writer = writer
+        self._deletions = deletions
+        self._settings = settings
+        self._now_ns = now_ns
+        self._due: list[tuple[float, int]] = []
+        self._due_at: dict[int, float] = {}
+        self._running: set[int] = set()
+        self._again: set[int] = set()
+        self._wake = trio.Event()
+        self._progress = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self.failures: dict[int, Failure] = {}
+        self.published_count = 0
+
+    def note(self, ino: int, delay_s: float | None = None) -> None:
+        """``ino`` may have to be published, not before ``delay_s`` (default: the upload delay)."""
+        delay = self._settings.upload_delay_s if delay_s is None else delay_s
+        at = trio.current_time() + delay
+        known = self._due_at.get(ino)
+        if known is not None and (known <= at if delay_s is not None else False):
+            return
+        self._due_at[ino] = at
+        heapq.heappush(self._due, (at, ino))
+        self._wake.set()
+
+    def note_deletion(self) -> None:
+        """A key has been doomed; it goes after the upload delay."""
+        self._deletions.note(self._settings.upload_delay_s)
+
+    async def run(self) -> None:
+        """Work until cancelled. Rows that an earlier run left behind come first."""
+        if self._settings.read_only:
+            return
+        await self._note_all(0.0)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._deletions.run)
+            try:
+                await self._dispatch(nursery)
+            finally:
+                self._nursery = None
+
+    async def _dispatch(self, nursery: trio.Nursery) -> None:
+        while True:
+            self._wake = trio.Event()
+            pause = self._start_due(nursery)
+            with trio.move_on_after(pause):
+                await self._wake.wait()
+
+    def _start_due(self, nursery: trio.Nursery) -> float:
+        """Start what is due while there is room; seconds until there may be more to do."""
+        while self._due:
+            at, ino = self._due[0]
+            if self._due_at.get(ino) != at:
+                heapq.heappop(self._due)
+                continue
+            if len(self._running) >= 2 * self._settings.upload_concurrency:
+                return float("inf")
+            wait = at - trio.current_time()
+            if wait > 0:
+                return wait
+            heapq.heappop(self._due)
+            del self._due_at[ino]
+            if ino in self._running:
+                self._again.add(ino)
+            else:
+                self._running.add(ino)
+                nursery.start_soon(self._publish_in_background, ino)
+        return float("inf")
+
+    async def _note_all(self, delay_s: float) -> None:
+        """Put every inode that has a dirty row into the queue."""
+        after = 0
+        while True:
+            with self._db.read() as txn:
+                rows = publish.dirty_entries(txn, after_ino=after, limit=SCAN_BATCH)
+            if not rows:
+                return
+            for row in rows:
+                self.note(row.ino, delay_s)
+            after = rows[-1].ino
+            await trio.lowlevel.checkpoint()
+
+    async def _publish_in_background(self, ino: int) -> None:
+        try:
+            await self._publish(ino, force=False)
+        except ContentChanged:
+            self.note(ino)
+        except TierfsError as error:
+            self._failed(ino, error)
+        except Exception:
+            log.exception("unexpected exception while publishing", ino=ino)
+            self._failed(ino, TierfsError("unexpected exception, see the log"))
+        finally:
+            self._finished(ino)
+
+    def _finished(self, ino: int) -> None:
+        self._running.discard(ino)
+        if ino in self._again:
+            self._again.discard(ino)
+            self.note(ino, 0.0)
+        self._wake.set()
+        self._progress.set()
+        self._progress = trio.Event()
+
+    def _failed(self, ino: int, error: TierfsError) -> None:
+        known = self.failures.get(ino)
+        attempts = known.attempts + 1 if known else 1
+        with self._db.read() as txn:
+            try:
+                path = tree.path_of(txn, ino).decode("utf-8", "backslashreplace")
+            except NotFound:
+                self.failures.pop(ino, None)
+                return
+        if known is None or known.message != str(error):
+            log.warning("not in the store yet, will be tried again", path=path, reason=str(error))
+        self.failures[ino] = Failure(path, str(error), attempts)
+        self.note(ino, min(FIRST_PAUSE_S * 2 ** (attempts - 1), LONGEST_PAUSE_S))
+
+    async def publish_now(self, ino: int) -> None:
+        """Publish that inode before returning (``fsync=remote``, write-through).
+
+        Raises ``StoreError``. Returns at once when there is nothing to do.
+        """
+        while ino in self._running:
+            await self._progress.wait()
+        self._running.add(ino)
+        try:
+            for _ in range(3):
+                try:
+                    await self._publish(ino, force=True)
+                    return
+                except ContentChanged:
+                    continue
+            raise StoreError("the file kept changing while it was uploaded")
+        finally:
+            self._finished(ino)
+
+    async def _publish(self, ino: int, *, force: bool) -> None:
+        with self._db.read() as txn:
+            row = publish.dirty_row(txn, ino)
+            if row is None:
+                self.failures.pop(ino, None)
+                return
+            try:
+                inode = tree.get(txn, ino)
+            except NotFound:
+                inode = None
+        if inode is None or inode.nlink == 0:
+            await self._db.commit(lambda txn: publish.forget_dirty(txn, ino, row.generation))
+            return
+        if inode.is_dir:
+            await self._publish_directory(ino, row)
+        else:
+            content = self._contents.peek(ino)
+            if content is not None and content.writers and inode.flags & schema.DATA_LOCAL and not force:
+                return
+            await self._writer.publish_file(inode, row, force=force)
+        self.failures.pop(ino, None)
+        self.published_count += 1
+
+    async def _publish_directory(self, ino: int, row: publish.DirtyRow) -> None:
+        cursor = None
+        while True:
+            with self._db.read() as txn:
+                batch, cursor = publish.next_moved_children(txn, ino, cursor, SCAN_BATCH)
+            if batch:
+                now_ns = self._now_ns()
+
+                def mark(txn: schema.WriteTransaction, batch: list[int] = batch) -> None:
+                    for child in batch:
+                        publish.mark_dirty(txn, child, "moved", now_ns)
+
+                await self._db.commit(mark)
+                for child in batch:
+                    self.note(child, 0.0)
+            if cursor is None:
+                break
+        await self._writer.publish_marker(ino, row)
+        self._deletions.note(0.0)
+
+    async def drain(self, progress: Callable[[int, int], None] | None = None, *, below: bytes = b"") -> bool:
+        """Publish everything (below a path) without delay; True when nothing is left.
+
+        ``progress(files, bytes)`` is called with what is left. Returns False when everything that is
+        left has failed at least once since the call: the caller says so and may wait again.
+        """
+        await self._note_all(0.0)
+        self._deletions.note(0.0)
+        attempts = {ino: failure.attempts for ino, failure in self.failures.items()}
+        while True:
+            event = self._progress
+            left, left_bytes = self.backlog(below)
+            if progress is not None:
+                progress(len(left), left_bytes)
+            doomed = 0 if below else self._deletions.pending()
+            if not left and not doomed:
+                return True
+            stuck = [ino for ino in left if ino in self.failures
+                     and self.failures[ino].attempts > attempts.get(ino, 0)]
+            if left and len(stuck) == len(left):
+                return False
+            if not left and self._deletions.failing:
+                return False
+            with trio.move_on_after(0.5):
+                await event.wait()
+
+    def backlog(self, below: bytes = b"") -> tuple[list[int], int]:
+        """Inodes that are not in the store yet, and the bytes of file data among them."""
+        inos: list[int] = []
+        size_bytes = 0
+        with self._db.read() as txn:
+            for row in publish.iter_dirty(txn):
+                try:
+                    inode = tree.get(txn, row.ino)
+                    if below and not _is_below(tree.path_of(txn, row.ino), below):
+                        continue
+                except NotFound:
+                    continue
+                inos.append(row.ino)
+                if stat.S_ISREG(inode.mode) and inode.flags & schema.DATA_LOCAL:
+                    size_bytes += inode.size_bytes
+        return inos, size_bytes
+
+    async def make_room(self) -> bool:
+        """Called by a writer that found the write tier full of dirty data.
+
+        Hurries the backlog and waits until something was published. False: nothing can be published.
+        """
+        before = self.published_count
+        await self._note_all(0.0)
+        while self.published_count == before:
+            if not self._running and all(ino in self.failures for ino in self._due_at):
+                return False
+            event = self._progress
+            with trio.move_on_after(1.0):
+                await event.wait()
+        return True
+
+
+def _is_below(path: bytes, below: bytes) -> bool:
+    return path == below or path.startswith(below + b"/")
