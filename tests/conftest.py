@@ -35,7 +35,9 @@ _numbers = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--front", choices=("python", "native", "plain"), default="python", help="serves the mounts")
+    parser.addoption(
+        "--front", choices=("python", "native", "plain"), default="python", help="serves the mounts"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,7 +52,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=floor)
     reason = None if config.getoption("--front") == "plain" else fuse_missing()
     for item in items:
-        needs_mount = bool(MOUNTING & set(getattr(item, "fixturenames", ()))) or item.get_closest_marker("needs_fuse")
+        needs_mount = bool(MOUNTING & set(getattr(item, "fixturenames", ()))) or item.get_closest_marker(
+            "needs_fuse"
+        )
         if needs_mount and reason:
             item.add_marker(pytest.mark.skip(reason=f"no FUSE here: {reason}"))
 
@@ -68,7 +72,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.failed:
         values = getattr(item, "funcargs", {})
-        for mounted in [v for v in values.values() if isinstance(v, Mounted)] + list(values.get("mount_factory", ())):
+        for mounted in [v for v in values.values() if isinstance(v, Mounted)] + list(
+            values.get("mount_factory", ())
+        ):
             if not mounted.is_plain:
                 report.sections.append((f"log of the mount at {mounted.path}", mounted.log_tail()))
     return report

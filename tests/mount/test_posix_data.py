@@ -16,7 +16,9 @@ import pytest
 from tests.support.posix import errno_of, fallocate
 
 BLOCK = 128 * 1024
-EDGES = sorted({max(0, base + delta) for base in (0, 4096, BLOCK, 2 * BLOCK, 8 * BLOCK) for delta in (-1, 0, 1)})
+EDGES = sorted(
+    {max(0, base + delta) for base in (0, 4096, BLOCK, 2 * BLOCK, 8 * BLOCK) for delta in (-1, 0, 1)}
+)
 
 
 def pattern(length: int, seed: int = 0) -> bytes:

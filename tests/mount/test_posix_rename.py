@@ -21,9 +21,11 @@ def write(path: Path, data: bytes) -> Path:
 @pytest.mark.parametrize("kind", ["file", "symlink", "fifo", "directory"])
 def test_rename_moves_any_kind_and_keeps_the_inode(workdir: Path, kind: str) -> None:
     make = {
-        "file": lambda p: write(p, b"x"), "symlink": lambda p: os.symlink("t", p),
-        "fifo": os.mkfifo, "directory": os.mkdir,
-    }  # fmt: skip
+        "file": lambda p: write(p, b"x"),
+        "symlink": lambda p: os.symlink("t", p),
+        "fifo": os.mkfifo,
+        "directory": os.mkdir,
+    }
     make[kind](workdir / "a")
     os.mkdir(workdir / "d")
     before = os.lstat(workdir / "a")

@@ -100,7 +100,9 @@ def test_attributes_obey_permissions(workdir: Path, other_user: tuple[int, int])
     code = as_user(*other_user, lambda: errno_of(lambda: os.setxattr(workdir / "f", "user.a", b"2")))
     assert code == errno.EACCES
     os.chmod(workdir / "f", 0o600)
-    assert as_user(*other_user, lambda: errno_of(lambda: os.getxattr(workdir / "f", "user.a"))) == errno.EACCES
+    assert (
+        as_user(*other_user, lambda: errno_of(lambda: os.getxattr(workdir / "f", "user.a"))) == errno.EACCES
+    )
 
 
 def test_many_attributes(workdir: Path) -> None:

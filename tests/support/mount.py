@@ -10,8 +10,8 @@ It signals only processes that it started itself. Whatever happens in the test, 
 no process behind, and it fails if the log holds a traceback that the test did not announce with
 ``expect_log``.
 
-With front ``plain`` there is no mount: the mountpoint is an ordinary directory. That is how the tests of POSIX
-behaviour are themselves tested: what they demand is what the local file system does.
+With front ``plain`` there is no mount: the mountpoint is an ordinary directory. That is how the tests of
+POSIX behaviour are themselves tested: what they demand is what the local file system does.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fuse_missing() -> str | None:
 
 
 def tierfs_command() -> list[str]:
-    """The program under test: ``TIERFS_COMMAND``, else the script beside this interpreter, else the module."""
+    """The program under test: ``TIERFS_COMMAND``, the script beside this interpreter, or the module."""
     told = os.environ.get("TIERFS_COMMAND")
     if told:
         return told.split()
@@ -105,7 +105,7 @@ class Mounted:
         self.environment = dict(environment or {})
         self.process: subprocess.Popen[bytes] | None = None
         self._expected: list[re.Pattern[str]] = []
-        self._checked_bytes = 0
+        self._checked: dict[Path, int] = {}
         self._connection: str | None = None
 
     # -- life cycle
@@ -124,9 +124,18 @@ class Mounted:
         """The command line that mounts."""
         tiers = [word for tier in self.tiers for word in ("--tier", tier)] or ["--tier", "none"]
         return [
-            *tierfs_command(), "mount", self.source, str(self.path), "--state-dir", str(self.state_dir), *tiers,
-            "--front", self.front, *self.options, *extra,
-        ]  # fmt: skip
+            *tierfs_command(),
+            "mount",
+            self.source,
+            str(self.path),
+            "--state-dir",
+            str(self.state_dir),
+            *tiers,
+            "--front",
+            self.front,
+            *self.options,
+            *extra,
+        ]
 
     def process_environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("TIERFS_", "AWS_"))}
@@ -140,9 +149,13 @@ class Mounted:
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 self.arguments("--foreground", *extra),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.process_environment(),
-                cwd="/", start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.process_environment(),
+                cwd="/",
+                start_new_session=True,
+            )
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not self.is_up():
             if self.process.poll() is not None:
@@ -300,25 +313,28 @@ class Mounted:
         self._expected.append(re.compile(pattern))
 
     def log(self) -> str:
-        try:
-            return self.log_path.read_text("utf-8", "replace")
-        except FileNotFoundError:
-            return ""
+        """What the engine wrote in the foreground, then its log file."""
+        return "".join(text for _, text in self._logs())
+
+    def _logs(self) -> Iterator[tuple[Path, str]]:
+        for path in (self.log_path, self.state_dir / "tierfs.log"):
+            with contextlib.suppress(FileNotFoundError):
+                yield path, path.read_text("utf-8", "replace")
 
     def log_tail(self, lines: int = 60) -> str:
         return "\n".join([f"--- {self.log_path}", *self.log().splitlines()[-lines:]])
 
     def check_log(self) -> None:
         """Fail on a traceback that came since the last call and was not expected."""
-        text = self.log()[self._checked_bytes :]
-        self._checked_bytes += len(text)
-        lines = text.splitlines()
-        for number, line in enumerate(lines):
-            if not TROUBLE.search(line):
-                continue
-            around = lines[max(0, number - 30) : number + 30]
-            if not any(expected.search(other) for expected in self._expected for other in around):
-                raise AssertionError("the engine's log holds a traceback:\n" + "\n".join(around))
+        for path, text in self._logs():
+            lines = text[self._checked.get(path, 0) :].splitlines()
+            self._checked[path] = len(text)
+            for number, line in enumerate(lines):
+                if not TROUBLE.search(line):
+                    continue
+                around = lines[max(0, number - 30) : number + 30]
+                if not any(expected.search(other) for expected in self._expected for other in around):
+                    raise AssertionError(f"the engine's log {path} holds a traceback:\n" + "\n".join(around))
 
 
 def run_cli(
@@ -326,9 +342,15 @@ def run_cli(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``tierfs ARGUMENTS`` outside any mount."""
     return subprocess.run(
-        [*tierfs_command(), *arguments], env=dict(environment) if environment is not None else None,
-        capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False, cwd="/",
-    )  # fmt: skip
+        [*tierfs_command(), *arguments],
+        env=dict(environment) if environment is not None else None,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        cwd="/",
+    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,50 @@
+#!/bin/sh
+# Install what is missing and run every check and every test.
+#
+#   sh tests/run.sh                 lint, types, floors, all tests
+#   sh tests/run.sh -k rename       arguments go to pytest; lint, types and floors are left out
+#
+# Needs Debian 12 or Ubuntu 24.04, Python 3.11 or newer, and root or sudo. The exit status is non-zero if any
+# check or test failed; the last line on standard output is pytest's.
+set -eu
+cd "$(dirname "$0")/.."
+
+if [ "$(id -u)" = 0 ]; then as_root=; else as_root="sudo -E"; fi
+
+# Each command that a test calls, with the Debian package that has it.
+missing=
+for pair in fio:fio setfattr:attr setfacl:acl rsync:rsync sqlite3:sqlite3 mkfs.ext4:e2fsprogs losetup:mount \
+    git:git tar:tar cpio:cpio findmnt:util-linux; do
+    if ! PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null 2>&1; then
+        missing="$missing ${pair#*:}"
+    fi
+done
+if [ -n "$missing" ]; then
+    echo "installing$missing"
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+    # shellcheck disable=SC2086
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing </dev/null
+fi
+
+TIERFS_INSTALL_EXTRAS=test sh deploy/install.sh
+
+python=.venv/bin/python
+failed=
+if [ $# -eq 0 ]; then
+    $python -m ruff check . || failed="$failed ruff"
+    $python -m mypy || failed="$failed mypy"
+    .venv/bin/lint-imports || failed="$failed lint-imports"
+fi
+
+# As root, since half of the tests mount, or act as several users. Nothing is written into the work tree.
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+status=0
+$as_root env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY="$scratch/hypothesis" \
+    PATH="$PATH:/usr/sbin:/sbin" $python -m pytest -p no:cacheprovider "$@" </dev/null || status=$?
+
+if [ -n "$failed" ]; then
+    echo "failed before the tests:$failed" >&2
+    [ "$status" -ne 0 ] || status=1
+fi
+exit "$status"
