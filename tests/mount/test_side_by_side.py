@@ -1,0 +1,92 @@
+"""The same random operations on the mount and on a plain directory, compared after each step.
+
+Every so often the mount is ended and mounted again, or its engine is killed: with all files closed, neither
+may change anything. ``TIERFS_TEST_SEED=N`` runs that seed instead of the fixed ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.support.mount import Mounted
+from tests.support.sequence import Outcome, RandomOperations, Replica, tree_state
+
+SEEDS = [int(os.environ["TIERFS_TEST_SEED"])] if "TIERFS_TEST_SEED" in os.environ else list(range(1, 6))
+STEPS = 500
+
+
+def compare(here: Replica, there: Replica, told: list[str]) -> None:
+    ours, theirs = tree_state(here.root), tree_state(there.root)
+    if ours != theirs:
+        different = {
+            name: (ours.get(name), theirs.get(name))
+            for name in ours.keys() | theirs.keys()
+            if ours.get(name) != theirs.get(name)
+        }
+        pytest.fail(f"(mount, directory) differ in {different}\nafter:\n" + "\n".join(told[-40:]))
+
+
+def run(
+    mounted: Mounted, plain: Path, seed: int, steps: int, *, interrupt: Callable[[], None], every: int
+) -> None:
+    top = mounted.path / "top"
+    for directory in (top, plain):
+        directory.mkdir()
+    here, there = Replica(top), Replica(plain)
+    told: list[str] = []
+    for number, operation in enumerate(islice(RandomOperations(seed), steps), 1):
+        outcomes: list[Outcome] = [here.perform(operation), there.perform(operation)]
+        told.append(f"{number}: {operation} -> {outcomes[1]}")
+        if outcomes[0] != outcomes[1]:
+            steps_before = "\n".join(told[-40:])
+            pytest.fail(
+                f"seed {seed}, step {number}: mount {outcomes[0]}, directory {outcomes[1]}\n{steps_before}"
+            )
+        if number % 50 == 0:
+            compare(here, there, told)
+        if number % every == 0:
+            here.close_handles()
+            there.close_handles()
+            interrupt()
+            told.append("-- interrupted here")
+            compare(here, there, told)
+    here.close_handles()
+    there.close_handles()
+    compare(here, there, told)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_remounts_between(mounted: Mounted, base_dir: Path, seed: int) -> None:
+    run(mounted, base_dir / "plain", seed, STEPS, interrupt=mounted.remount, every=250)
+
+
+@pytest.mark.parametrize("seed", [1000 + seed for seed in SEEDS[:3]])
+def test_with_kills_between(mounted: Mounted, base_dir: Path, seed: int) -> None:
+    run(mounted, base_dir / "plain", seed, STEPS, interrupt=mounted.crash_and_restart, every=125)
+
+
+@pytest.mark.parametrize("seed", [2000 + seed for seed in SEEDS[:3]])
+def test_with_uploads_between(mounted: Mounted, base_dir: Path, seed: int) -> None:
+    """Everything is in the store, and the next operations start from there."""
+    run(mounted, base_dir / "plain", seed, STEPS, interrupt=mounted.flush, every=100)
+
+
+def test_the_bucket_alone_holds_the_tree(mount_factory: Callable[..., Mounted], base_dir: Path) -> None:
+    """After a flush a second mount of the same source, with no local state, shows the same tree."""
+    first = mount_factory()
+    run(first, base_dir / "plain", 4711, 400, interrupt=first.flush, every=200)
+    first.umount() if not first.is_plain else None
+    if first.is_plain:
+        return
+    second = mount_factory(source=first.source)
+    state, expected = tree_state(second.path / "top"), tree_state(base_dir / "plain")
+    # What a bucket cannot say: hard links come back as separate files.
+    for tree in (state, expected):
+        for name, (fields, content, attributes, _) in tree.items():
+            tree[name] = ((fields[0], *fields[2:]) if content is not None else fields, content, attributes)
+    assert state == expected
