@@ -17,41 +17,62 @@ Protocol of the caller, with no await between the lines of one step::
     if policy.excess_bytes > 0:              # all that is left is pinned or dirty
         policy.remove(unit, remember=False)  # give the reservation back (or shrink): bypass the tier
 
-The rule. Resident units are in one of two queues. MAIN (90 % of what is not held) keeps what has proved,
-or may be presumed, to come back; PROBATION (10 %) is a FIFO through which everything else passes, so
-that every block that is read is local for at least a while (read-ahead, several readers of one file)
-and no scan can touch the main queue. While main has room everything enters it. Afterwards a unit
-that returns after a known reuse distance takes the place of the oldest main unit only if that one has been
-idle for more than twice that distance: then, and only then, it is likely that the newcomer is used
-sooner. In a loop over more data than fits, every unit comes back after the same distance, nothing ever
-qualifies, and the main queue stays as it is: the hit rate is close to capacity / data, where LRU has
-none at all. A main queue whose oldest units have been idle for far longer than anything in it used to
-be (a data set that is no longer read) loses them to whatever comes.
+The rule. Resident units are in one of two queues. MAIN (92 % of what is not held) keeps what has proved,
+or may be presumed, to come back, least recently visited first; PROBATION (8 %) is a FIFO through which
+everything else passes, so that every block that is read is local for at least a while (read-ahead, several
+readers of one file) and no scan can touch the main queue. While main has room everything enters it.
+Afterwards a unit enters it, at the cost of the oldest main unit, which has been idle for so and so long:
+
+* the unit returns after a known distance, and the oldest has been idle for 3 times that distance: then it
+  is likely that the newcomer is used sooner. In a loop over more data than fits every unit comes back after
+  the same distance, nothing ever qualifies, and the main queue stays as it is: the hit rate is close to
+  capacity / data, where LRU has none at all. In shuffled epochs little qualifies (with a ratio of 2, a
+  tenth of the hits is lost; with 4, a new data set takes an epoch longer to come in);
+* the oldest is idle for longer than the unit's distance, and besides main has gone silent (no hit for twice
+  the longest pause there used to be), or the oldest is overdue (idle for longer than anything that was
+  ever hit): the data set has been switched;
+* the oldest is stale: idle for 2.5 capacities and twice the longest distance that was ever hit. Then whatever
+  comes takes its place, and the limit doubles with each turnover of main that brought no hit, so
+  that a loop over many capacities finds, in the end, something to hold on to.
+
+"Ever" decays over some capacities of hits. What the distances are is known from the last touch of a resident
+unit, and from the ghosts for one that was evicted: 16 bytes each, back to 2 to 4 times as many
+units as are resident.
 
 Refused alternatives: LRU and FIFO (0 % in a loop over 1.2 x the capacity), S3-FIFO (its main queue
-is reached by frequency, which in an epoch is one for all), ARC and LIRS (adapt by hit counts per unit, two
-or more lists of ghosts as objects; LIRS comes closest and is where "reuse distance" comes from).
+is reached by frequency, which in an epoch is one for all), ARC and LIRS (they adapt by hit counts of
+ghosts kept as objects; LIRS comes closest and is where "reuse distance" comes from; it has no notion of
+a data set that is gone).
 """
 
 from __future__ import annotations
 
 import enum
+from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
+
+import xxhash
 
 from tierfs.types import ContentId
 
 Unit = tuple[ContentId, int]
 """Content and number of the extent in it."""
 
-PROBATION_SHARE = 0.1
+PROBATION_SHARE = 0.08
 """Part of the capacity that is not held (pinned or dirty) which probation may take from main."""
-DISPLACE_RATIO = 2
+DISPLACE_RATIO = 3
 """A newcomer displaces the oldest main unit if that has been idle this many times the newcomer's distance."""
-STALE_CAPACITIES = 2.5
-"""Idle for at least this many capacities of visited bytes before a main unit may count as stale."""
+SILENT_RATIO = 2
+SILENT_SHARE = 1 / 16
+"""Main is silent after this many times its longest pause between hits, plus this share of the capacity."""
+OVERDUE_RATIO = 1.1
+"""The oldest main unit is overdue when idle this many times the longest distance that was hit."""
 STALE_RATIO = 2
-"""...and for this many times the usual distance between two visits of main units."""
+STALE_CAPACITIES = 2.5
+"""The oldest main unit is stale when idle this many times that distance, and this many capacities."""
+MEMORY_CAPACITIES = 4
+"""Longest pause and longest distance fade over this many capacities of hits."""
 SAME_VISIT_SHARE = 1 / 32
 """Touches less than this part of the capacity apart are one visit (blocks of one unit, read in turn)."""
 
@@ -90,13 +111,16 @@ class EvictionPolicy:
         self._main: OrderedDict[Unit, int] = OrderedDict()
         self._probation: OrderedDict[Unit, int] = OrderedDict()
         self._held: dict[Unit, _Held] = {}
-        self._ghosts: OrderedDict[Unit, int] = OrderedDict()
+        self._ghosts = _Ghosts(max(1, capacity_bytes // 65536))
         self._main_bytes = 0
         self._probation_bytes = 0
         self._pinned_bytes = 0
         self._dirty_bytes = 0
         self._held_bytes = 0
-        self._usual_distance = 0.0
+        self._last_hit = 0
+        self._longest_pause = 0.0
+        self._longest_distance = 0.0
+        self._stale_after = STALE_CAPACITIES * capacity_bytes
 
     # what is there
 
@@ -157,7 +181,7 @@ class EvictionPolicy:
                 return
             distance = self._visit(packed >> _SIZE_BITS, packed & _SIZE_MASK)
             if distance:
-                self._usual_distance += (distance - self._usual_distance) / 64
+                self._learn(distance, packed & _SIZE_MASK)
             self._main[unit] = self._clock << _SIZE_BITS | (packed & _SIZE_MASK)
             self._main.move_to_end(unit)
             return
@@ -188,8 +212,8 @@ class EvictionPolicy:
             raise ValueError(f"unit {unit!r} is resident already")
         if size_bytes > self._capacity - self._held_bytes:
             return Admission.REFUSED
-        seen = self._ghosts.pop(unit, None)
-        distance = None if seen is None else self._clock - seen
+        seen = self._ghosts.take(unit)
+        distance = None if seen is None else max(0, self._clock - seen)
         self._clock += size_bytes
         to_main = self._deserves_main(size_bytes, distance)
         self._insert(unit, size_bytes, self._clock, to_main and not dirty)
@@ -250,7 +274,7 @@ class EvictionPolicy:
             if size < 0:
                 return 0
         if remember:
-            self._remember(unit, touched)
+            self._ghosts.add(unit, touched, len(self))
         return size
 
     def victims(self, nbytes: int) -> list[Unit]:
@@ -337,17 +361,35 @@ class EvictionPolicy:
         self._clock += size_bytes
         return distance
 
+    def _learn(self, distance: int, size_bytes: int) -> None:
+        """A main unit was visited again after ``distance``."""
+        fading = min(1.0, size_bytes / (MEMORY_CAPACITIES * self._capacity))
+        if self._last_hit:
+            pause = self._clock - self._last_hit
+            self._longest_pause = max(pause, self._longest_pause * (1 - fading))
+        self._last_hit = self._clock
+        self._longest_distance = max(distance, self._longest_distance * (1 - fading))
+        self._stale_after = max(STALE_CAPACITIES * self._capacity, STALE_RATIO * self._longest_distance)
+
     def _deserves_main(self, size_bytes: int, distance: int | None) -> bool:
         """The rule of the module docstring. ``distance`` None: not known to have been here before."""
         if self._main_bytes + size_bytes <= self._main_limit():
             return True
         if not self._main:
             return False
-        oldest = next(iter(self._main.values()))
-        idle = self._clock - (oldest >> _SIZE_BITS)
-        if distance is not None and idle > DISPLACE_RATIO * distance:
+        idle = self._clock - (next(iter(self._main.values())) >> _SIZE_BITS)
+        if distance is not None and idle > distance:
+            silent = self._clock - self._last_hit
+            if (
+                idle > DISPLACE_RATIO * distance
+                or silent > SILENT_RATIO * self._longest_pause + SILENT_SHARE * self._capacity
+                or idle > OVERDUE_RATIO * self._longest_distance
+            ):
+                return True
+        if idle > self._stale_after:
+            self._stale_after *= 1 + size_bytes / self._capacity
             return True
-        return idle > max(STALE_CAPACITIES * self._capacity, STALE_RATIO * self._usual_distance)
+        return False
 
     def _insert(self, unit: Unit, size_bytes: int, touched: int, to_main: bool) -> None:
         if to_main:
@@ -387,7 +429,60 @@ class EvictionPolicy:
         self._held_bytes -= held.size_bytes
         self._insert(unit, held.size_bytes, held.touched, held.was_main)
 
-    def _remember(self, unit: Unit, touched: int) -> None:
-        self._ghosts[unit] = touched
-        while len(self._ghosts) > 2 * len(self) + 64:
-            self._ghosts.popitem(last=False)
+
+_BUCKET = 8
+_GHOSTS_PER_UNIT = 2
+_MIN_GHOSTS = 1024
+_MAX_GHOSTS = 4 * 1024 * 1024
+_LOW_32 = 0xFFFF_FFFF
+
+
+class _Ghosts:
+    """When units that are gone were last touched: two generations of a table of fingerprints.
+
+    The current generation takes what is evicted; when it has taken twice as many units as are resident
+    it becomes the previous one, and that is forgotten. An entry is 32 bits of fingerprint and 32 bits of
+    time (in steps of ``quantum_bytes``); a full bucket loses its oldest. A false match is a wrong
+    guess about one unit, once in 2**28 look-ups.
+    """
+
+    def __init__(self, quantum_bytes: int) -> None:
+        self._quantum = quantum_bytes
+        self._generations = [_table(_MIN_GHOSTS), _table(_MIN_GHOSTS)]
+        self._room = _MIN_GHOSTS
+
+    def add(self, unit: Unit, touched: int, resident: int) -> None:
+        if self._room <= 0:
+            self._room = min(_MAX_GHOSTS, max(_MIN_GHOSTS, _GHOSTS_PER_UNIT * resident))
+            self._generations = [_table(self._room), self._generations[0]]
+        self._room -= 1
+        table = self._generations[0]
+        mixed = _mix(unit)
+        start = mixed % (len(table) // _BUCKET) * _BUCKET
+        bucket = table[start : start + _BUCKET]
+        entry = (touched // self._quantum & _LOW_32) << 32 | mixed >> 32 & _LOW_32
+        table[start + bucket.index(min(bucket))] = entry
+
+    def take(self, unit: Unit) -> int | None:
+        """When the unit was last touched, None if that is not known any more. Forgets it."""
+        mixed = _mix(unit)
+        fingerprint = mixed >> 32 & _LOW_32
+        for table in self._generations:
+            start = mixed % (len(table) // _BUCKET) * _BUCKET
+            for slot in range(start, start + _BUCKET):
+                entry = table[slot]
+                if entry & _LOW_32 == fingerprint and entry:
+                    table[slot] = 0
+                    return (entry >> 32) * self._quantum
+        return None
+
+
+def _table(entries: int) -> array[int]:
+    """Empty slots for that many entries, half of them spare (about 2 % of the entries overflow)."""
+    buckets = -(-entries * 2 // _BUCKET)
+    return array("Q", bytes(buckets * _BUCKET * 8))
+
+
+def _mix(unit: Unit) -> int:
+    """64 well-mixed bits of a unit's name, the same in every process (hash() of bytes is not)."""
+    return xxhash.xxh3_64_intdigest(unit[0], unit[1])
