@@ -1,0 +1,292 @@
+"""The files of one tier directory: paths, and the few system calls that Python lacks.
+
+Layout (everything 0700 or 0600)::
+
+    TIER/lock                 flock of the engine that uses the tier
+    TIER/index.lmdb/          see ``index``
+    TIER/objects/ab/<32 hex>  clean contents, named by content id
+    TIER/dirty/               dirty contents, see ``dirty``
+
+Every function blocks (a local file system, as a rule for microseconds): worker threads, except where it
+says "never blocks". Raises ``OSError``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from tierfs.types import ContentId
+
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+_SYS_OPENAT2 = 437
+_RESOLVE_CACHED = 0x20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate64.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.syncfs.argtypes = (ctypes.c_int,)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_HOW = _OpenHow(os.O_RDONLY | os.O_CLOEXEC, 0, _RESOLVE_CACHED)
+_HOW_SIZE = ctypes.sizeof(_OpenHow)
+
+
+class TierInUse(OSError):
+    """Another process (or another mount of this one) holds the tier."""
+
+
+def boot_id() -> bytes:
+    """Names this boot of the kernel."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return b"unknown"
+
+
+def object_path(root: str, content_id: ContentId) -> str:
+    name = content_id.hex()
+    return f"{root}/objects/{name[:2]}/{name}"
+
+
+def prepare(root: Path) -> int:
+    """Make the directories and take the lock; returns its descriptor. Raises ``TierInUse``.
+
+    A directory in a place that others can write to (``/dev/shm``) must be ours, and no link.
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = os.lstat(root)
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "a tier must be a directory", str(root))
+    if info.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "the tier's directory belongs to another user", str(root))
+    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise TierInUse(errno.EBUSY, "the tier is used by another mount", str(root)) from error
+    try:
+        for name in ("objects", "dirty"):
+            (root / name).mkdir(mode=0o700, exist_ok=True)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def open_cached(path: str) -> int | None:
+    """Open for reading if the path is in the kernel's caches, else None. Never blocks.
+
+    Source: openat2(2), RESOLVE_CACHED (Linux 5.12).
+    """
+    fd: int = _libc.syscall(_SYS_OPENAT2, -100, path.encode(), ctypes.byref(_HOW), _HOW_SIZE)
+    return fd if fd >= 0 else None
+
+
+def open_for_fill(root: str, content_id: ContentId) -> int:
+    """Open the file of a clean content for writing, made if it is not there."""
+    path = object_path(root, content_id)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        return os.open(path, flags, 0o600)
+
+
+def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset_bytes: int) -> None:
+    """All of ``data``, however many calls it takes."""
+    written = os.pwrite(fd, data, offset_bytes)
+    if written == len(data):
+        return
+    view = memoryview(data)
+    while written < len(view):
+        count = os.pwrite(fd, view[written:], offset_bytes + written)
+        if count <= 0:
+            raise OSError(errno.EIO, "pwrite wrote nothing")
+        written += count
+
+
+def pread_all(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
+    """Up to ``length_bytes`` bytes; fewer only at the end of the file."""
+    data = os.pread(fd, length_bytes, offset_bytes)
+    if len(data) == length_bytes or not data:
+        return data
+    pieces = [data]
+    have = len(data)
+    while have < length_bytes:
+        data = os.pread(fd, length_bytes - have, offset_bytes + have)
+        if not data:
+            break
+        pieces.append(data)
+        have += len(data)
+    return b"".join(pieces)
+
+
+def punch(fd: int, offset_bytes: int, length_bytes: int) -> bool:
+    """Free that range of the file; False if the file system cannot."""
+    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+    while _libc.fallocate64(fd, mode, offset_bytes, length_bytes) != 0:
+        code = ctypes.get_errno()
+        if code == errno.EINTR:
+            continue
+        if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return False
+        raise OSError(code, os.strerror(code))
+    return True
+
+
+def has_hole(fd: int, offset_bytes: int, end_bytes: int) -> bool:
+    """Some of that range is (or lies behind) a hole: writing it may allocate. Only for accounting."""
+    try:
+        return os.lseek(fd, offset_bytes, os.SEEK_HOLE) < end_bytes
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return True
+        raise
+
+
+def data_ranges(fd: int, size_bytes: int) -> list[tuple[int, int]]:
+    """(start, end) of what is not a hole. Only for accounting."""
+    found: list[tuple[int, int]] = []
+    position = 0
+    while position < size_bytes:
+        try:
+            start = os.lseek(fd, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return [(0, size_bytes)]
+            raise
+        position = min(os.lseek(fd, start, os.SEEK_HOLE), size_bytes)
+        if start >= size_bytes:
+            break
+        found.append((start, position))
+    return found
+
+
+def sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file_system(root: str) -> None:
+    """Everything written to the file system of ``root`` reaches the device. May take long."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), root)
+    finally:
+        os.close(fd)
+
+
+def free_bytes(root: str) -> tuple[int, int]:
+    """(available to us, size) of the file system."""
+    info = os.statvfs(root)
+    return info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize
+
+
+def unlink_if_there(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+class OpenFiles:
+    """Descriptors kept open for reading, the least recently used closed first. Trio thread only.
+
+    4,000 open handles of an application cost no descriptor here; only recent reads do. A descriptor
+    that a worker thread uses is held, and closed when given back if it fell out meanwhile.
+    """
+
+    def __init__(self, root: str, *, limit: int = 512, never_blocks: bool = False) -> None:
+        self._root = root
+        self._limit = limit
+        self._never_blocks = never_blocks
+        self._open: dict[ContentId, int] = {}
+        self._held: dict[int, int] = {}
+        self._doomed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, content_id: ContentId) -> int | None:
+        """A descriptor if there is one, or if it can be had without waiting."""
+        fd = self._open.pop(content_id, None)
+        if fd is None:
+            path = object_path(self._root, content_id)
+            if self._never_blocks:
+                try:
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    return None
+            else:
+                fd = open_cached(path)
+                if fd is None:
+                    return None
+            self._trim()
+        self._open[content_id] = fd
+        return fd
+
+    def add(self, content_id: ContentId, fd: int) -> int:
+        """Take over a descriptor that a worker opened; returns the one to use."""
+        known = self._open.get(content_id)
+        if known is not None:
+            os.close(fd)
+            return known
+        self._trim()
+        self._open[content_id] = fd
+        return fd
+
+    def hold(self, fd: int) -> None:
+        """A worker is going to use it."""
+        self._held[fd] = self._held.get(fd, 0) + 1
+
+    def release(self, fd: int) -> None:
+        left = self._held[fd] - 1
+        if left:
+            self._held[fd] = left
+            return
+        del self._held[fd]
+        if fd in self._doomed:
+            self._doomed.discard(fd)
+            os.close(fd)
+
+    def detach(self, content_id: ContentId) -> int | None:
+        """The file is going, or changes its meaning: a descriptor for the caller to close in a worker (the
+        last one of an unlinked file frees its blocks, which takes time), or None."""
+        fd = self._open.pop(content_id, None)
+        if fd is not None and fd in self._held:
+            self._doomed.add(fd)
+            return None
+        return fd
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            self._close(fd)
+        self._open.clear()
+
+    def _trim(self) -> None:
+        while len(self._open) >= self._limit:
+            self._close(self._open.pop(next(iter(self._open))))
+
+    def _close(self, fd: int) -> None:
+        if fd in self._held:
+            self._doomed.add(fd)
+        else:
+            os.close(fd)

@@ -1,0 +1,141 @@
+"""The record of one extent, in memory and in a tier's index. Pure; no I/O.
+
+Binary, little endian: a fixed head, eight bytes of checksum for each block of the extent, then the
+identity of the object (ETag, version id, key; NUL between them) so that a tier explains itself.
+
+======== ====== =============================================================================
+offset   type   meaning
+======== ====== =============================================================================
+0        u64    size of the whole content in bytes
+8        u64    present: the file holds these blocks
+16       u64    zeros: present blocks known to be holes (nothing allocated)
+24       u64    unverified: present blocks that must match their checksum before anything else
+32       u32    epoch: number of unclean reboots of the tier when this was written
+36       u16    number of checksums
+38       u16    length of the identity
+======== ====== =============================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+
+import xxhash
+
+from tierfs.cache import blocks
+from tierfs.types import BLOCK_SIZE_BYTES, ObjectRef
+
+_HEAD = struct.Struct("<QQQQIHH")
+_SUM_BYTES = 8
+_WORD = (1 << 64) - 1
+_ZERO_SUM: dict[int, bytes] = {}
+
+
+class BadRecord(ValueError):
+    """An index record that does not decode: damage, treated as absent."""
+
+
+class Extent:
+    """Presence and checksums of up to 64 blocks. Mutable; trio thread only.
+
+    ``busy`` counts worker threads that read or fill it right now: such an extent is never evicted.
+    """
+
+    __slots__ = ("busy", "present", "size_bytes", "sums", "unverified", "zeros")
+
+    def __init__(self, size_bytes: int, block_total: int) -> None:
+        self.size_bytes = size_bytes
+        self.present = 0
+        self.zeros = 0
+        self.unverified = 0
+        self.sums = bytearray(block_total * _SUM_BYTES)
+        self.busy = 0
+
+    def sum_of(self, bit: int) -> bytes:
+        return bytes(self.sums[bit * _SUM_BYTES : (bit + 1) * _SUM_BYTES])
+
+    def allocated(self, extent_no: int) -> int:
+        """Bytes on the device, by our accounting."""
+        return blocks.allocated_bytes(self.present & ~self.zeros, self.size_bytes, extent_no)
+
+    def mark(self, first: int, sums: bytes, zeros: int = 0) -> None:
+        """Blocks from bit ``first`` are there and right; ``sums`` holds their checksums."""
+        mask = blocks.span_mask(first, len(sums) // _SUM_BYTES)
+        self.sums[first * _SUM_BYTES : first * _SUM_BYTES + len(sums)] = sums
+        self.present |= mask
+        self.unverified &= ~mask
+        self.zeros = self.zeros & ~mask | zeros & mask
+
+    def clear(self, mask: int) -> None:
+        self.present &= ~mask
+        self.unverified &= ~mask
+        self.zeros &= ~mask
+
+
+def checksums(data: bytes | memoryview) -> bytes:
+    """Checksums (xxh3, 64 bit, little endian) of the blocks of ``data``, which starts at a block boundary."""
+    view = memoryview(data)
+    return b"".join(
+        xxhash.xxh3_64_intdigest(view[start : start + BLOCK_SIZE_BYTES]).to_bytes(_SUM_BYTES, "little")
+        for start in range(0, len(view), BLOCK_SIZE_BYTES)
+    )
+
+
+def zero_checksum(length_bytes: int) -> bytes:
+    """The checksum of one block of zeros of that length."""
+    found = _ZERO_SUM.get(length_bytes)
+    if found is None:
+        found = checksums(bytes(length_bytes))
+        if length_bytes == BLOCK_SIZE_BYTES:
+            _ZERO_SUM[length_bytes] = found
+    return found
+
+
+def identity_of(ref: ObjectRef) -> bytes:
+    """The identity that goes into the records of that object version."""
+    text = "\0".join((ref.etag, ref.version_id or "", ref.key))
+    return text.encode("utf-8", "surrogatepass")[:0xFFFF]
+
+
+def encode(extent: Extent, epoch: int, identity: bytes) -> bytes:
+    head = _HEAD.pack(extent.size_bytes, extent.present, extent.zeros, extent.unverified, epoch,
+                      len(extent.sums) // _SUM_BYTES, len(identity))
+    return head + extent.sums + identity
+
+
+def decode(value: bytes | memoryview, extent_no: int, epoch: int) -> Extent:
+    """Raises ``BadRecord``. Nothing in the record is believed that the rest of it contradicts.
+
+    A record of an older epoch was written before an unclean reboot: all of it is unverified.
+    """
+    if len(value) < _HEAD.size:
+        raise BadRecord("record too short")
+    size, present, zeros, unverified, written, sum_count, identity_bytes = _HEAD.unpack_from(value)
+    total = blocks.blocks_in_extent(size, extent_no)
+    if sum_count != total or len(value) != _HEAD.size + total * _SUM_BYTES + identity_bytes:
+        raise BadRecord("record length and size disagree")
+    if present >> total or zeros & ~present or unverified & ~present:
+        raise BadRecord("record marks blocks that cannot be there")
+    extent = Extent(size, 0)
+    extent.present, extent.zeros = present, zeros
+    extent.unverified = present if written != epoch else unverified
+    extent.sums = bytearray(value[_HEAD.size : _HEAD.size + total * _SUM_BYTES])
+    return extent
+
+
+def identity_in(value: bytes | memoryview) -> tuple[str, str | None, str]:
+    """(etag, version id, key) of a record that decodes."""
+    length = _HEAD.unpack_from(value)[6]
+    tail = bytes(value[len(value) - length :]) if length else b"\0\0"
+    etag, _, rest = tail.partition(b"\0")
+    version, _, key = rest.partition(b"\0")
+    return (etag.decode("utf-8", "replace"), version.decode("utf-8", "replace") or None,
+            key.decode("utf-8", "surrogatepass"))
+
+
+def allocated_in(value: bytes | memoryview, extent_no: int) -> int:
+    """Accounted bytes of an encoded record; 0 if it does not decode."""
+    if len(value) < _HEAD.size:
+        return 0
+    size, present, zeros = struct.unpack_from("<QQQ", value)
+    return blocks.allocated_bytes(present & ~zeros & _WORD, size, extent_no)
