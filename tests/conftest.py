@@ -20,13 +20,13 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.mount import Mounted, fuse_missing, remove_tree, watchdog
+from tests.support.mount import Mounted, MountFactory, fuse_missing, remove_tree, watchdog
 
 LIMIT_S = 150.0
 MOUNTING = {"mount_factory", "mounted", "shared_mount", "workdir"}
@@ -103,38 +103,6 @@ def base_dir(session_dir: Path) -> Iterator[Path]:
     remove_tree(path)
 
 
-class MountFactory:
-    """Makes mounts (or what ``Mounted`` takes besides ``base``); all are closed, and checked, at the end."""
-
-    def __init__(self, base: Path, front: str) -> None:
-        self._base = base
-        self._front = front
-        self._made: list[Mounted] = []
-
-    def __iter__(self) -> Iterator[Mounted]:
-        return iter(self._made)
-
-    def prepare(self, **settings: Any) -> Mounted:
-        """A mount that is not up yet."""
-        settings.setdefault("front", self._front)
-        base = settings.pop("base", self._base / f"m{len(self._made)}")
-        self._made.append(Mounted(base, **settings))
-        return self._made[-1]
-
-    def __call__(self, **settings: Any) -> Mounted:
-        return self.prepare(**settings).start()
-
-    def close(self) -> None:
-        failures = []
-        for mounted in reversed(self._made):
-            try:
-                mounted.close()
-            except AssertionError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-
-
 @pytest.fixture
 def mount_factory(base_dir: Path, front: str) -> Iterator[MountFactory]:
     factory = MountFactory(base_dir, front)
@@ -143,7 +111,7 @@ def mount_factory(base_dir: Path, front: str) -> Iterator[MountFactory]:
 
 
 @pytest.fixture
-def mounted(mount_factory: Callable[..., Mounted]) -> Mounted:
+def mounted(mount_factory: MountFactory) -> Mounted:
     """A mount of its own for one test, with the default settings."""
     return mount_factory()
 

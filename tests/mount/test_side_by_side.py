@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mount import Mounted
+from tests.support.mount import Mounted, MountFactory
 from tests.support.sequence import Outcome, RandomOperations, Replica, tree_state
 
 SEEDS = [int(os.environ["TIERFS_TEST_SEED"])] if "TIERFS_TEST_SEED" in os.environ else list(range(1, 6))
@@ -76,7 +76,7 @@ def test_with_uploads_between(mounted: Mounted, base_dir: Path, seed: int) -> No
     run(mounted, base_dir / "plain", seed, STEPS, interrupt=mounted.flush, every=100)
 
 
-def test_the_bucket_alone_holds_the_tree(mount_factory: Callable[..., Mounted], base_dir: Path) -> None:
+def test_the_bucket_alone_holds_the_tree(mount_factory: MountFactory, base_dir: Path) -> None:
     """After a flush a second mount of the same source, with no local state, shows the same tree."""
     first = mount_factory()
     run(first, base_dir / "plain", 4711, 400, interrupt=first.flush, every=200)

@@ -139,7 +139,8 @@ class Mounted:
 
     def process_environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("TIERFS_", "AWS_"))}
-        return {**kept, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **self.environment}
+        own = {"TIERFS_RUN_DIR": str(self.base / "run"), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        return {**kept, **own, **self.environment}
 
     def start(self, *extra: str) -> Mounted:
         """Mount in the foreground and wait until ready. Raises ``MountFailed`` with the log."""
@@ -335,6 +336,38 @@ class Mounted:
                 around = lines[max(0, number - 30) : number + 30]
                 if not any(expected.search(other) for expected in self._expected for other in around):
                     raise AssertionError(f"the engine's log {path} holds a traceback:\n" + "\n".join(around))
+
+
+class MountFactory:
+    """Makes mounts (or what ``Mounted`` takes besides ``base``); all are closed, and checked, at the end."""
+
+    def __init__(self, base: Path, front: str) -> None:
+        self._base = base
+        self._front = front
+        self._made: list[Mounted] = []
+
+    def __iter__(self) -> Iterator[Mounted]:
+        return iter(self._made)
+
+    def prepare(self, **settings: Any) -> Mounted:
+        """A mount that is not up yet."""
+        settings.setdefault("front", self._front)
+        base = settings.pop("base", self._base / f"m{len(self._made)}")
+        self._made.append(Mounted(base, **settings))
+        return self._made[-1]
+
+    def __call__(self, **settings: Any) -> Mounted:
+        return self.prepare(**settings).start()
+
+    def close(self) -> None:
+        failures = []
+        for mounted in reversed(self._made):
+            try:
+                mounted.close()
+            except AssertionError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
 
 def run_cli(
