@@ -14,7 +14,8 @@ PATHS = st.lists(NAMES.filter(lambda n: n not in (b".", b"..")), min_size=1, max
 
 @pytest.mark.parametrize(
     "name",
-    ["a b", "a+b", "a%20b", "100%.csv", "folder#1#/x", "한글/x", "\u00e9", "e\u0301", "a\nb", "\x01", "\U0001f600"],
+    ["a b", "a+b", "a%20b", "100%.csv", "folder#1#/x", "한글/x", "\u00e9", "e\u0301", "a\nb", "\x01",
+     "\U0001f600"],
 )
 def test_valid_utf8_maps_to_itself(name: str) -> None:
     assert encode_path(name.encode()) == name

@@ -28,7 +28,8 @@ def copy_range(source: int, source_offset: int, target: int, target_offset: int,
     while length_bytes:
         if in_kernel:
             try:
-                done = os.copy_file_range(source, target, min(length_bytes, 1 << 30), source_offset, target_offset)
+                done = os.copy_file_range(
+                    source, target, min(length_bytes, 1 << 30), source_offset, target_offset)
             except OSError as error:
                 if error.errno not in _NO_KERNEL_COPY:
                     raise
@@ -48,8 +49,7 @@ def copy_range(source: int, source_offset: int, target: int, target_offset: int,
 def open_directory(path: bytes) -> int:
     """Open a directory that must be reached without any symbolic link; else NotADirectoryError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    real = path_of_descriptor(descriptor) or os.path.realpath(path)
-    if real != path:
+    if not is_reached_as(descriptor, path):
         os.close(descriptor)
         if not os.path.lexists(path):
             raise FileNotFoundError(errno.ENOENT, "removed while it was opened")
@@ -57,10 +57,21 @@ def open_directory(path: bytes) -> int:
     return descriptor
 
 
+def is_reached_as(descriptor: int, path: bytes) -> bool:
+    """Whether this absolute path, without any link in it, is (or was) the open file's own."""
+    real = path_of_descriptor(descriptor)
+    if real is None:
+        return os.path.realpath(path) == path
+    return real in (path, path + b" (deleted)")
+
+
 def path_of_descriptor(descriptor: int) -> bytes | None:
-    """Where an open file was reached, as the kernel knows it; None without /proc."""
+    """The open file's own path as the kernel knows it, with " (deleted)" behind a removed one's.
+
+    None without /proc.
+    """
     try:
-        return os.readlink(b"/proc/self/fd/%d" % descriptor).removesuffix(b" (deleted)")
+        return os.readlink(b"/proc/self/fd/%d" % descriptor)
     except OSError:
         return None
 

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 import msgspec
 
 ATTRIBUTE = b"user.tierfs.meta"
-_NO_ROOM = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.E2BIG, errno.ENOSPC, errno.ERANGE}
+_NO_ROOM = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.E2BIG, errno.ENOSPC,
+            errno.ERANGE}
 _ABSENT = {errno.ENODATA, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES}
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -102,13 +103,15 @@ class Uploads:
             return int(file.read())
 
     @contextlib.contextmanager
-    def assemble(self, key: str, upload_id: str, parts: Sequence[Part]) -> Iterator[tuple[int, bytes, dict[str, str]]]:
+    def assemble(
+        self, key: str, upload_id: str, parts: Sequence[Part]
+    ) -> Iterator[tuple[int, bytes, dict[str, str]]]:
         """The whole object as an open file, its path, and the metadata. The caller renames it away.
 
         If the block is left without an exception the upload is over.
         """
         path, upload = self._open(key, upload_id)
-        if not parts or any(one.number >= two.number for one, two in zip(parts, parts[1:], strict=False)):
+        if not parts or any(one.number >= two.number for one, two in itertools.pairwise(parts)):
             raise StoreConfigError(f"{key}: a multipart upload needs parts in ascending order")
         stored = [self._stored(path, key, part) for part in parts]
         total = sum(part.size_bytes for part in stored)

@@ -68,7 +68,8 @@ class Walker:
     """
 
     def __init__(self, root: bytes, *, marker_of: MarkerOf, stat_link: StatLink,
-                 on_skipped: Callable[[bytes, str], None], clock: Callable[[], float] = time.monotonic) -> None:
+                 on_skipped: Callable[[bytes, str], None],
+                 clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._marker_of = marker_of
         self._stat_link = stat_link
