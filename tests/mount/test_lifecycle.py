@@ -7,13 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.mount import Mounted, MountFactory, mount_entry
+from tests.support.mount import Mounted, MountFactory, mount_entry, wait_until
 
 pytestmark = [pytest.mark.usefixtures("needs_mount"), pytest.mark.needs_fuse]
 
@@ -38,13 +37,6 @@ def gone(pid: int) -> bool:
     except FileNotFoundError:
         return True
     return state == "Z"
-
-
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

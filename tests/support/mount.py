@@ -27,13 +27,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 120.0
 POLL_S = 0.02
+FAULTS_CHECK_S = 0.15
+"""A running store looks at its faults file at most every 0.1 s."""
 TROUBLE = re.compile(r"Traceback \(most recent call last\)|[Uu]nexpected exception")
 
 _alive: set[Mounted] = set()
@@ -139,7 +141,12 @@ class Mounted:
 
     def process_environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("TIERFS_", "AWS_"))}
-        own = {"TIERFS_RUN_DIR": str(self.base / "run"), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        own = {
+            "TIERFS_RUN_DIR": str(self.base / "run"),
+            "TIERFS_FAULTS": str(self.base / "faults.json"),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+        }
         return {**kept, **own, **self.environment}
 
     def start(self, *extra: str) -> Mounted:
@@ -307,6 +314,19 @@ class Mounted:
         if not self.is_plain:
             self.cli("flush", *(paths or (str(self.path),)))
 
+    # -- what goes wrong
+
+    def fail(self, *rules: Mapping[str, Any], seed: int = 1) -> None:
+        """From now on the store fails as these rules of ``tierfs.store.faulty`` say; none: it works again."""
+        path = self.base / "faults.json"
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps({"seed": seed, "rules": list(rules)}))
+        draft.rename(path)
+        time.sleep(FAULTS_CHECK_S)
+
+    def heal(self) -> None:
+        self.fail()
+
     # -- log
 
     def expect_log(self, pattern: str) -> None:
@@ -405,6 +425,15 @@ def watchdog(limit_s: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
+    """Poll until ``condition`` holds; the test fails with ``what`` if it does not in ``limit_s``."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit_s} s: {what}")
+        time.sleep(POLL_S)
 
 
 def remove_tree(path: Path) -> None:
