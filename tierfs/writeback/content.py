@@ -20,9 +20,10 @@ import trio
 
 from tierfs.cache.residency import Cache
 from tierfs.cache.staging import Staging
-from tierfs.errors import NotFound
+from tierfs.errors import NotFound, TierFailed
 from tierfs.namespace import publish, schema, tree
-from tierfs.namespace.db import Database, WriteTransaction
+from tierfs.namespace.db import Database
+from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import NO_CONTENT, ContentId, Inode, ObjectRef, new_content_id
 
 
@@ -66,7 +67,7 @@ class FileContent:
             return await self.staging.read(offset, length)
         if self.ref is not None:
             return await cache.read(self.ref, offset, length)
-        return bytes(length)
+        raise TierFailed(f"inode {self.ino}: its {self.size_bytes} bytes are neither here nor in the store")
 
 
 class ContentTable:
@@ -224,8 +225,9 @@ class ContentTable:
     def _record_local(self, txn: WriteTransaction, content: FileContent, new_id: ContentId) -> None:
         now_ns = self._now_ns()
         inode = tree.get(txn, content.ino)
-        schema.put_inode(txn, schema.replace_inode(
-            inode, content_id=new_id, flags=inode.flags | schema.DATA_LOCAL))
+        schema.put_inode(
+            txn, schema.replace_inode(inode, content_id=new_id, flags=inode.flags | schema.DATA_LOCAL)
+        )
         if not content.unlinked:
             publish.mark_dirty(txn, content.ino, "content", now_ns)
 
@@ -240,7 +242,9 @@ class ContentTable:
 
         def record(txn: WriteTransaction) -> None:
             inode = tree.get(txn, content.ino)
-            schema.put_inode(txn, schema.replace_inode(inode, size_bytes=size, mtime_ns=mtime, ctime_ns=ctime))
+            schema.put_inode(
+                txn, schema.replace_inode(inode, size_bytes=size, mtime_ns=mtime, ctime_ns=ctime)
+            )
 
         try:
             await self._db.commit(record, durable=durable)

@@ -13,8 +13,9 @@ import structlog
 import trio
 
 from tierfs.errors import StoreError
-from tierfs.namespace import publish
+from tierfs.namespace import publish, schema
 from tierfs.namespace.db import Database
+from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -26,8 +27,13 @@ PAUSE_AFTER_ERROR_S = 5.0
 class Deletions:
     """One task. Trio thread only."""
 
-    def __init__(self, db: Database, store: ObjectStore, now_ns: Callable[[], int],
-                 on_progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        db: Database,
+        store: ObjectStore,
+        now_ns: Callable[[], int],
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
         self._db = db
         self._store = store
         self._now_ns = now_ns
@@ -91,7 +97,7 @@ class Deletions:
             if cursor is None:
                 return left
 
-    async def _delete(self, rows: Sequence[publish.DoomedRow]) -> None:
+    async def _delete(self, rows: Sequence[schema.DoomedRow]) -> None:
         keys = [row.key for row in rows]
         failures = await trio.to_thread.run_sync(self._store.delete_many, keys)
         failed = {failure.key for failure in failures}
@@ -100,14 +106,14 @@ class Deletions:
         if failures:
             raise StoreError(f"{failures[0].key}: not deleted: {failures[0].message}")
 
-    async def _forget(self, rows: Sequence[publish.DoomedRow]) -> None:
-        def forget(txn: publish.WriteTransaction) -> None:
+    async def _forget(self, rows: Sequence[schema.DoomedRow]) -> None:
+        def forget(txn: WriteTransaction) -> None:
             for row in rows:
                 publish.forget_doomed(txn, row)
 
         await self._db.commit(forget)
 
-    async def _finish_prefix(self, row: publish.DoomedRow) -> bool:
+    async def _finish_prefix(self, row: schema.DoomedRow) -> bool:
         """A renamed directory's old prefix: done when everything below has moved away."""
         with self._db.read() as txn:
             if publish.is_prefix_needed(txn, row.key):
@@ -123,12 +129,16 @@ class Deletions:
         markers: list[str] = []
         token: str | None = None
         while True:
+
             def page(token: str | None = token) -> object:
                 return self._store.list_page(prefix, recursive=True, token=token)
 
             found = await trio.to_thread.run_sync(page)
-            markers += [info.key for info in found.objects  # type: ignore[attr-defined]
-                        if info.key.endswith("/") and info.size_bytes == 0]
+            markers += [
+                info.key
+                for info in found.objects  # type: ignore[attr-defined]
+                if info.key.endswith("/") and info.size_bytes == 0
+            ]
             token = found.next_token  # type: ignore[attr-defined]
             if token is None:
                 return markers

@@ -22,16 +22,21 @@ import trio
 from tierfs.cache.residency import Cache
 from tierfs.errors import NotFound, ObjectNotFound, PreconditionFailed, StoreError, TierfsError
 from tierfs.namespace import publish, schema, tree
-from tierfs.namespace.db import Database, ReadTransaction, WriteTransaction
+from tierfs.namespace.db import Database
+from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.store.base import Condition, ObjectStore
 from tierfs.types import Inode, ObjectInfo, ObjectRef
 from tierfs.writeback.content import ContentTable, FileContent
-from tierfs.writeback.upload import ContentChanged, Uploader
+from tierfs.writeback.upload import Uploader
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 CONTENT_METADATA = "tierfs-content"
+
+
+class NotYet(TierfsError):
+    """Another inode has to be published first; try again soon."""
 
 
 def object_metadata(inode: Inode, tag: str) -> dict[str, str]:
@@ -68,14 +73,14 @@ class ObjectWriter:
         self._on_renamed = on_renamed
         self.conflicts = 0
 
-    async def publish_file(self, inode: Inode, row: publish.DirtyRow, *, force: bool) -> None:
+    async def publish_file(self, inode: Inode, row: schema.DirtyRow, *, force: bool) -> None:
         """Make the objects of a file, link or special file what they should be."""
         with self._db.read() as txn:
             keys = publish.key_of(txn, inode.ino)
             current = publish.object_of(txn, inode.ino)
         if not keys:
             raise NotFound(f"inode {inode.ino} has no name")
-        await self._wait_until_free(keys[0], inode.ino)
+        await self._claim(keys[0], inode.ino)
         if inode.is_regular and inode.flags & schema.DATA_LOCAL:
             await self._publish_content(inode, row, keys, force=force)
             return
@@ -89,7 +94,7 @@ class ObjectWriter:
         await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=links))
 
     async def _publish_content(
-        self, inode: Inode, row: publish.DirtyRow, keys: list[str], *, force: bool
+        self, inode: Inode, row: schema.DirtyRow, keys: list[str], *, force: bool
     ) -> None:
         content = await self._contents.acquire(inode.ino)
         try:
@@ -110,9 +115,12 @@ class ObjectWriter:
             tag = f"{content.content_id.hex()}-{generation}"
             inode = self._contents.overlay(inode)
             info = await self._put_conditionally(
-                inode, keys[0], tag,
+                inode,
+                keys[0],
+                tag,
                 lambda condition: self._uploader.upload(
-                    keys[0], size, read, unchanged, object_metadata(inode, tag), condition),
+                    keys[0], size, read, unchanged, object_metadata(inode, tag), condition
+                ),
             )
             if info is None:
                 return
@@ -125,7 +133,7 @@ class ObjectWriter:
         self,
         content: FileContent,
         inode: Inode,
-        row: publish.DirtyRow,
+        row: schema.DirtyRow,
         info: ObjectInfo,
         links: list[ObjectInfo],
         unchanged: Callable[[], bool],
@@ -157,33 +165,21 @@ class ObjectWriter:
         txn: WriteTransaction,
         *,
         inode: Inode,
-        row: publish.DirtyRow,
+        row: schema.DirtyRow,
         info: ObjectInfo,
         links: list[ObjectInfo],
         final: bool = True,
     ) -> bool:
         """Commit what the store acknowledged. Returns True when there is more to publish."""
-        try:
-            now = tree.get(txn, inode.ino)
-        except NotFound:
-            publish.doom(txn, info.key, info.etag, self._now_ns())
-            for link in links:
-                publish.doom(txn, link.key, link.etag, self._now_ns())
-            return True
+        now_ns = self._now_ns()
         previous = publish.object_of(txn, inode.ino)
-        publish.set_object(txn, inode.ino, info, links, self._now_ns())
-        if previous is not None:
-            kept = {info.key, *(link.key for link in links)}
-            for key, etag in previous.all_keys():
-                if key not in kept:
-                    publish.doom(txn, key, etag, self._now_ns())
-        if now.nlink == 0:
+        if not publish.set_object(txn, inode.ino, info, links, now_ns):
             return True
-        cleared = final and publish.forget_dirty(txn, inode.ino, row.generation)
-        if cleared and now.flags & schema.DATA_LOCAL:
-            flags = now.flags & ~schema.DATA_LOCAL
-            schema.put_inode(txn, schema.replace_inode(now, flags=flags))
-        return not cleared
+        if previous is not None:
+            for key, etag in previous.all_keys():
+                if publish.owner_of_key(txn, key) is None:
+                    publish.doom(txn, key, etag, now_ns, ino=inode.ino)
+        return not (final and publish.forget_dirty(txn, inode.ino, row.generation))
 
     async def _put_conditionally(
         self, inode: Inode, key: str, tag: str, put: Callable[[Condition], object]
@@ -233,20 +229,28 @@ class ObjectWriter:
 
         parent, name, new_name = await self._db.commit(rename)
         self.conflicts += 1
-        log.error("another node wrote the same object; both are kept", key=key,
-                  ours=new_name.decode("utf-8", "backslashreplace"))
+        log.error(
+            "another node wrote the same object; both are kept",
+            key=key,
+            ours=new_name.decode("utf-8", "backslashreplace"),
+        )
         self._on_renamed(parent, name, new_name)
 
-    async def _wait_until_free(self, key: str, ino: int) -> None:
-        """Refuse to overwrite an object that another, renamed inode still needs as its source."""
+    async def _claim(self, key: str, ino: int) -> None:
+        """Own ``key`` before writing to it.
+
+        An object that another, renamed inode still needs as its source is not overwritten: that inode goes
+        first. Two that need each other's key are parted by parking one object.
+        """
         with self._db.read() as txn:
             owner = publish.owner_of_key(txn, key)
-            if owner is None or owner == ino:
+            if owner == ino:
                 return
-            blocked_by_us = self._waits_for(txn, owner, ino)
-        if not blocked_by_us:
-            raise StoreError(f"{key}: still the source of a file that is being moved")
-        await self._break_cycle(owner, key)
+            cycle = owner is not None and self._waits_for(txn, owner, ino)
+        if cycle and owner is not None:
+            await self._break_cycle(owner, key)
+        if not await self._db.commit(lambda txn: publish.claim_key(txn, ino, key, self._now_ns())):
+            raise NotYet(f"{key}: still the source of a file that is being moved")
 
     def _waits_for(self, txn: ReadTransaction, ino: int, target: int) -> bool:
         """Whether moving ``ino`` needs, directly or through others, a key that ``target`` owns."""
@@ -276,7 +280,7 @@ class ObjectWriter:
             if now is not None and now.info.key == key:
                 publish.set_object(txn, owner, info, [], self._now_ns())
             else:
-                publish.doom(txn, parked_key, info.etag, self._now_ns())
+                publish.doom(txn, parked_key, info.etag, self._now_ns(), ino=owner)
 
         await self._db.commit(record)
 
@@ -304,7 +308,7 @@ class ObjectWriter:
         metadata = object_metadata(inode, f"{inode.content_id.hex()}-0")
         return await self._run(lambda: self._store.put(key, body, metadata=metadata))
 
-    async def publish_marker(self, ino: int, row: publish.DirtyRow) -> None:
+    async def publish_marker(self, ino: int, row: schema.DirtyRow) -> None:
         """Put the zero-byte ``dir/`` object of a directory that was made, moved or changed here."""
         with self._db.read() as txn:
             inode = tree.get(txn, ino)
@@ -317,6 +321,3 @@ class ObjectWriter:
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await self._uploader.call(function)
-
-
-__all__ = ["ContentChanged", "ObjectWriter", "object_metadata"]

@@ -12,6 +12,7 @@ import heapq
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import trio
@@ -20,16 +21,18 @@ from tierfs.config import Settings
 from tierfs.errors import NotFound, StoreError, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
+from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import ObjectStore
 from tierfs.writeback.content import ContentTable
 from tierfs.writeback.deletions import Deletions
-from tierfs.writeback.objects import ObjectWriter
+from tierfs.writeback.objects import NotYet, ObjectWriter
 from tierfs.writeback.upload import ContentChanged
 
 log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
+RETRY_SOON_S = 0.2
 SCAN_BATCH = 1000
 
 
@@ -146,6 +149,8 @@ class Publisher:
             await self._publish(ino, force=False)
         except ContentChanged:
             self.note(ino)
+        except NotYet:
+            self.note(ino, RETRY_SOON_S)
         except TierfsError as error:
             self._failed(ino, error)
         except Exception:
@@ -160,6 +165,10 @@ class Publisher:
             self._again.discard(ino)
             self.note(ino, 0.0)
         self._wake.set()
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """Wake whoever waits for the backlog to shrink."""
         self._progress.set()
         self._progress = trio.Event()
 
@@ -219,19 +228,13 @@ class Publisher:
         self.failures.pop(ino, None)
         self.published_count += 1
 
-    async def _publish_directory(self, ino: int, row: publish.DirtyRow) -> None:
+    async def _publish_directory(self, ino: int, row: schema.DirtyRow) -> None:
         cursor = None
         while True:
             with self._db.read() as txn:
                 batch, cursor = publish.next_moved_children(txn, ino, cursor, SCAN_BATCH)
             if batch:
-                now_ns = self._now_ns()
-
-                def mark(txn: schema.WriteTransaction, batch: list[int] = batch) -> None:
-                    for child in batch:
-                        publish.mark_dirty(txn, child, "moved", now_ns)
-
-                await self._db.commit(mark)
+                await self._db.commit(partial(_mark_moved, inos=batch, now_ns=self._now_ns()))
                 for child in batch:
                     self.note(child, 0.0)
             if cursor is None:
@@ -256,8 +259,11 @@ class Publisher:
             doomed = 0 if below else self._deletions.pending()
             if not left and not doomed:
                 return True
-            stuck = [ino for ino in left if ino in self.failures
-                     and self.failures[ino].attempts > attempts.get(ino, 0)]
+            stuck = [
+                ino
+                for ino in left
+                if ino in self.failures and self.failures[ino].attempts > attempts.get(ino, 0)
+            ]
             if left and len(stuck) == len(left):
                 return False
             if not left and self._deletions.failing:
@@ -296,6 +302,11 @@ class Publisher:
             with trio.move_on_after(1.0):
                 await event.wait()
         return True
+
+
+def _mark_moved(txn: WriteTransaction, inos: list[int], now_ns: int) -> None:
+    for ino in inos:
+        publish.mark_dirty(txn, ino, schema.MOVED, now_ns)
 
 
 def _is_below(path: bytes, below: bytes) -> bool:

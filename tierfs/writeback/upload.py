@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -21,8 +22,10 @@ import trio
 from tierfs.errors import TierfsError
 from tierfs.store.base import Condition, ObjectStore, Part, part_size_for
 from tierfs.types import ObjectInfo
+from tierfs.writeback.unfinished import UnfinishedUploads
 
 T = TypeVar("T")
+ABORT_TIMEOUT_S = 30
 ReadRange = Callable[[int, int], Awaitable[bytes]]
 """``read(offset, length)``: exactly that many bytes, unless the file shrank."""
 
@@ -34,8 +37,11 @@ class ContentChanged(TierfsError):
 class Uploader:
     """Sends objects with bounded parallelism. Trio thread; store calls run in worker threads."""
 
-    def __init__(self, store: ObjectStore, *, concurrency: int, part_size_bytes: int) -> None:
+    def __init__(
+        self, store: ObjectStore, unfinished: UnfinishedUploads, *, concurrency: int, part_size_bytes: int
+    ) -> None:
         self._store = store
+        self._unfinished = unfinished
         self._limiter = trio.CapacityLimiter(concurrency)
         # A slot is held from before a body is read into memory until it is sent.
         self._slots = trio.Semaphore(concurrency)
@@ -80,6 +86,7 @@ class Uploader:
     ) -> ObjectInfo:
         part_size = part_size_for(size_bytes, self._part_size_bytes)
         upload_id = await self.call(lambda: self._store.start_multipart(key, metadata=metadata))
+        note = await self.call(lambda: self._unfinished.note(key, upload_id))
         parts: dict[int, Part] = {}
         numbers = iter(range(1, -(-size_bytes // part_size) + 1))
 
@@ -99,20 +106,22 @@ class Uploader:
             if not unchanged():
                 raise ContentChanged(f"{key}: changed while it was read for upload")
             ordered = [parts[number] for number in sorted(parts)]
-            return await self.call(
+            info = await self.call(
                 lambda: self._store.complete_multipart(key, upload_id, ordered, condition=condition)
             )
         except BaseException:
-            with trio.CancelScope(shield=True), trio.move_on_after(30):
-                await self._abort(key, upload_id)
+            with trio.CancelScope(shield=True), trio.move_on_after(ABORT_TIMEOUT_S):
+                await self._abort(key, upload_id, note)
             raise
+        await self.call(lambda: self._unfinished.done(note))
+        return info
 
-    async def _abort(self, key: str, upload_id: str) -> None:
+    async def _abort(self, key: str, upload_id: str, note: Path) -> None:
         try:
             await self.call(lambda: self._store.abort_multipart(key, upload_id))
         except TierfsError:
-            # Left to the sweep of unfinished uploads at the next start.
-            return
+            return  # the note stays: the next start tries again
+        await self.call(lambda: self._unfinished.done(note))
 
     async def call(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function, limiter=self._limiter)
@@ -142,4 +151,3 @@ async def _in_parallel(task: Callable[[], Awaitable[None]], count: int) -> None:
             nursery.start_soon(guarded, nursery.cancel_scope)
     if failure:
         raise failure[0]
-

@@ -1,0 +1,172 @@
+"""Requests about attributes: getattr, setattr, extended attributes, statfs."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from tierfs.errors import InvalidArgument, NoAttribute, NotPermitted, NotSupported, ReadOnly
+from tierfs.fs.files import mode_without_privileges
+from tierfs.fs.services import Caller, Services
+from tierfs.namespace import publish, schema, tree
+from tierfs.namespace.transaction import WriteTransaction
+from tierfs.types import Inode
+
+VIRTUAL_PREFIX = b"user.tierfs."
+MAX_FILE_SIZE_BYTES = 5 * 1024**4
+"""The largest object that S3 takes; a larger file could never be stored."""
+XATTR_NAMESPACES = (b"user.", b"trusted.")
+BLOCK_SIZE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeChange:
+    """What setattr asks for; None leaves a field alone. Times in nanoseconds, size in bytes."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size_bytes: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """statfs(2): blocks of 4 KiB, and inodes."""
+
+    total_blocks: int
+    free_blocks: int
+    total_inodes: int
+    free_inodes: int
+
+
+class Attributes:
+    """See the module docstring."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._db = services.db
+
+    def get(self, ino: int) -> Inode:
+        """The attributes of an inode, with what an open file has not saved yet."""
+        with self._db.read() as txn:
+            inode = tree.get(txn, ino)
+        return self._services.contents.overlay(inode)
+
+    async def set(self, ino: int, change: AttributeChange, caller: Caller) -> Inode:
+        """Apply a change; permission has been checked by the kernel (``default_permissions``)."""
+        if self._services.settings.read_only:
+            raise ReadOnly("mounted read-only")
+        if change.size_bytes is not None:
+            await self._set_size(ino, change.size_bytes)
+        now_ns = self._services.now_ns()
+        owner_changes = change.uid is not None or change.gid is not None
+
+        def apply(txn: WriteTransaction) -> Inode:
+            inode = tree.get(txn, ino)
+            mode = change.mode
+            if mode is not None:
+                mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
+            elif owner_changes or (change.size_bytes is not None and caller.uid != 0):
+                mode = mode_without_privileges(inode.mode)
+            return tree.set_attributes(
+                txn,
+                ino,
+                mode=mode,
+                uid=change.uid,
+                gid=change.gid,
+                atime_ns=change.atime_ns,
+                mtime_ns=change.mtime_ns,
+                now_ns=now_ns,
+            )
+
+        content = self._services.contents.peek(ino)
+        if content is not None and content.unsaved and change.mtime_ns is None:
+            await self._services.contents.save(content)
+        inode = await self._db.commit(apply)
+        if content is not None:
+            content.mtime_ns, content.ctime_ns = inode.mtime_ns, inode.ctime_ns
+        self._services.publisher.note(ino)
+        return self._services.contents.overlay(inode)
+
+    async def _set_size(self, ino: int, size_bytes: int) -> None:
+        if not 0 <= size_bytes <= MAX_FILE_SIZE_BYTES:
+            raise InvalidArgument(f"size {size_bytes} is beyond what an object can hold")
+        content = await self._services.contents.acquire(ino)
+        try:
+            await self._services.contents.truncate(content, size_bytes)
+            await self._services.contents.save(content)
+        finally:
+            await self._services.contents.release(content)
+
+    async def get_xattr(self, ino: int, name: bytes) -> bytes:
+        """Raises ``NoAttribute``; ``user.tierfs.*`` tell the state of the file."""
+        if name.startswith(VIRTUAL_PREFIX):
+            return self._virtual(ino, name[len(VIRTUAL_PREFIX) :])
+        if not name.startswith(XATTR_NAMESPACES):
+            # Also system.posix_acl_*: "not supported" would make ls and cp print warnings.
+            if name.startswith(b"system."):
+                raise NotSupported("access control lists are not supported")
+            raise NoAttribute(name.decode("utf-8", "backslashreplace"))
+        with self._db.read() as txn:
+            return tree.get_xattr(txn, ino, name)
+
+    async def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
+        self._check_xattr_name(name)
+        now_ns = self._services.now_ns()
+        await self._db.commit(lambda txn: tree.set_xattr(txn, ino, name, value, now_ns=now_ns))
+
+    async def remove_xattr(self, ino: int, name: bytes) -> None:
+        self._check_xattr_name(name)
+        now_ns = self._services.now_ns()
+        await self._db.commit(lambda txn: tree.remove_xattr(txn, ino, name, now_ns=now_ns))
+
+    def list_xattrs(self, ino: int) -> list[bytes]:
+        """Stored names only: the virtual ones are not listed, so that ``cp -a`` does not copy them."""
+        with self._db.read() as txn:
+            return tree.list_xattrs(txn, ino)
+
+    def _check_xattr_name(self, name: bytes) -> None:
+        if self._services.settings.read_only:
+            raise ReadOnly("mounted read-only")
+        if name.startswith(VIRTUAL_PREFIX):
+            raise NotPermitted("user.tierfs.* attributes are read-only")
+        if not name.startswith(XATTR_NAMESPACES):
+            raise NotSupported("only user.* and trusted.* extended attributes are kept")
+
+    def _virtual(self, ino: int, name: bytes) -> bytes:
+        state = self.state_of(ino)
+        if name == b"state":
+            return json.dumps(state).encode()
+        value = state.get(name.decode("ascii", "replace"))
+        if value is None:
+            raise NoAttribute("user.tierfs." + name.decode("utf-8", "backslashreplace"))
+        return str(value).lower().encode() if isinstance(value, bool) else str(value).encode()
+
+    def state_of(self, ino: int) -> dict[str, Any]:
+        """What ``user.tierfs.*`` says: object key, ETag, dirty, resident bytes in all and per tier."""
+        with self._db.read() as txn:
+            inode = tree.get(txn, ino)
+            current = publish.object_of(txn, ino)
+            dirty = publish.dirty_row(txn, ino) is not None
+        resident = self._services.cache.resident_bytes(inode.content_id)
+        state: dict[str, Any] = {"dirty": dirty, "resident": sum(resident.values())}
+        if inode.flags & schema.DATA_LOCAL:
+            state["resident"] = self.get(ino).size_bytes
+        state["tiers"] = json.dumps(resident)
+        if current is not None:
+            state["key"], state["etag"] = current.info.key, current.info.etag
+        return state
+
+    def space(self) -> Space:
+        """Total and free space of the store; never zero free, never negative."""
+        total_bytes, free_bytes = self._services.store_space()
+        total = max(total_bytes // BLOCK_SIZE_BYTES, 2)
+        free = min(max(free_bytes // BLOCK_SIZE_BYTES, 1), total)
+        with self._db.read() as txn:
+            used_inodes = tree.inode_count(txn)
+        total_inodes = max(1 << 40, 2 * used_inodes)
+        return Space(total, free, total_inodes, total_inodes - used_inodes)

@@ -1,0 +1,165 @@
+"""Requests about open files: open, create, read, write, flush, fsync, release.
+
+The path of a read is meant to be read as one line: ``ops.read`` -> ``Files.read`` -> ``FileContent`` ->
+``Cache`` or ``Staging`` -> store.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from tierfs.errors import InvalidArgument, IsADirectory, NotFound, ReadOnly, StaleContent
+from tierfs.fs.handles import FileHandle
+from tierfs.fs.names import Names, is_write, new_file_mode
+from tierfs.fs.services import Caller, Services
+from tierfs.namespace import tree
+from tierfs.namespace.transaction import WriteTransaction
+from tierfs.types import Inode
+from tierfs.writeback.content import FileContent
+
+
+class Files:
+    """See the module docstring."""
+
+    def __init__(self, services: Services, names: Names) -> None:
+        self._services = services
+        self._names = names
+        self._cache = services.cache
+        self._contents = services.contents
+
+    async def open(self, ino: int, flags: int, caller: Caller) -> int:
+        """Open an existing file; returns the handle number.
+
+        Raises ``StaleContent`` when the inode is gone, so that the kernel looks the name up again.
+        """
+        with self._services.db.read() as txn:
+            try:
+                inode = tree.get(txn, ino)
+            except NotFound:
+                raise StaleContent(f"inode {ino} is gone") from None
+        if inode.is_dir:
+            raise IsADirectory(f"inode {ino} is a directory")
+        if is_write(flags) and self._services.settings.read_only:
+            raise ReadOnly("mounted read-only")
+        content = await self._contents.acquire(ino)
+        number = self._add(content, flags, caller)
+        if flags & os.O_TRUNC:
+            try:
+                await self._truncate(content, inode, caller)
+            except BaseException:
+                await self.release(number)
+                raise
+        return number
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
+    ) -> tuple[int, Inode]:
+        """open(O_CREAT) of a name that the kernel did not find."""
+        inode = await self._names.create(parent, name, new_file_mode(mode), caller)
+        content = await self._contents.acquire(inode.ino)
+        return self._add(content, flags, caller), inode
+
+    def _add(self, content: FileContent, flags: int, caller: Caller) -> int:
+        handle = FileHandle(content, flags, caller.uid)
+        if handle.can_write:
+            content.writers += 1
+        return self._services.handles.add_file(handle)
+
+    async def read(self, number: int, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes; fewer only at the end of the file."""
+        content = self._services.handles.file(number).content
+        data = content.read_nowait(self._cache, offset, length)
+        self._services.readahead.observe(content.ino, content.ref, offset, length)
+        if data is not None:
+            return data
+        return await self._services.interrupts.guard(content.read, self._cache, offset, length)
+
+    async def write(self, number: int, offset: int, data: bytes) -> int:
+        """Returns the number of bytes written: all of them, or an exception."""
+        handle = self._services.handles.file(number)
+        if not handle.can_write:
+            raise InvalidArgument("the handle was opened for reading")
+        if handle.uid != 0:
+            await self._drop_privileges(handle.content.ino)
+        return await self._contents.write(handle.content, offset, data)
+
+    async def _drop_privileges(self, ino: int) -> None:
+        """A write by anyone but root clears set-user-ID and set-group-ID (POSIX write(2)).
+
+        The kernel leaves that to the file system (FUSE_HANDLE_KILLPRIV).
+        """
+        with self._services.db.read() as txn:
+            inode = tree.get(txn, ino)
+        mode = mode_without_privileges(inode.mode)
+        if mode == inode.mode:
+            return
+        now_ns = self._services.now_ns()
+
+        def change(txn: WriteTransaction) -> None:
+            tree.set_attributes(txn, ino, mode=mode, now_ns=now_ns)
+
+        await self._services.db.commit(change)
+        self._services.kernel.inode_changed(ino, attributes_only=True)
+
+    async def _truncate(self, content: FileContent, inode: Inode, caller: Caller) -> None:
+        await self._contents.truncate(content, 0)
+        if caller.uid != 0 and mode_without_privileges(inode.mode) != inode.mode:
+            await self._drop_privileges(inode.ino)
+        await self._contents.save(content)
+
+    async def flush(self, number: int) -> None:
+        """close(2) of one descriptor: size and times become visible in the namespace.
+
+        With write-through the upload happens here, and its error is the answer of close(2).
+        """
+        handle = self._services.handles.file(number)
+        if not handle.can_write:
+            return
+        content = handle.content
+        await self._contents.save(content)
+        if self._services.settings.write_through and content.local and not content.unlinked:
+            await self._services.publisher.publish_now(content.ino)
+
+    async def fsync(self, number: int) -> None:
+        """Bytes, size and name survive a crash of the daemon and a power cut when this returns.
+
+        With ``fsync=remote`` they are in the store as well.
+        """
+        handle = self._services.handles.file(number)
+        content = handle.content
+        if content.staging is not None:
+            await content.staging.sync()
+        await self._contents.save(content, durable=True)
+        if self._services.settings.fsync == "remote" and content.local and not content.unlinked:
+            await self._services.publisher.publish_now(content.ino)
+
+    async def sync_directory(self) -> None:
+        """fsync(2) of a directory: every name so far is durable."""
+        await self._services.db.sync()
+
+    async def release(self, number: int) -> None:
+        """The last descriptor of this open file is gone."""
+        handle = self._services.handles.remove_file(number)
+        content = handle.content
+        if handle.can_write:
+            content.writers -= 1
+            await self._contents.save(content)
+            if content.local and not content.unlinked:
+                self._services.publisher.note(content.ino)
+        if content.users == 1:
+            self._services.readahead.forget(content.ino)
+        await self._contents.release(content)
+
+
+def mode_without_privileges(mode: int) -> int:
+    """``mode`` after a write or chown: no set-user-ID; no set-group-ID where it means privilege.
+
+    Source: Linux ``setattr_should_drop_suidgid`` (set-group-ID without group execute was mandatory locking).
+    """
+    if not stat.S_ISREG(mode):
+        return mode
+    mode &= ~stat.S_ISUID
+    if mode & stat.S_IXGRP:
+        mode &= ~stat.S_ISGID
+    return mode

@@ -1,0 +1,85 @@
+"""Open files and directories. Trio thread only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tierfs.errors import InvalidArgument
+from tierfs.writeback.content import FileContent
+
+
+@dataclass(slots=True, eq=False)
+class FileHandle:
+    """One open(2) of a regular file. ``uid`` is who opened it."""
+
+    content: FileContent
+    flags: int
+    uid: int
+
+    @property
+    def can_read(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_WRONLY
+
+    @property
+    def can_write(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+@dataclass(slots=True, eq=False)
+class DirectoryHandle:
+    """One opendir(3). A position in a directory is a cookie of the namespace, so nothing is kept here."""
+
+    ino: int
+
+
+class HandleTable:
+    """File handle numbers, never reused while the mount lives."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._files: dict[int, FileHandle] = {}
+        self._directories: dict[int, DirectoryHandle] = {}
+
+    @property
+    def files_open(self) -> int:
+        return len(self._files)
+
+    @property
+    def directories_open(self) -> int:
+        return len(self._directories)
+
+    def add_file(self, handle: FileHandle) -> int:
+        number = self._next
+        self._next += 1
+        self._files[number] = handle
+        return number
+
+    def add_directory(self, handle: DirectoryHandle) -> int:
+        number = self._next
+        self._next += 1
+        self._directories[number] = handle
+        return number
+
+    def file(self, number: int) -> FileHandle:
+        try:
+            return self._files[number]
+        except KeyError:
+            raise InvalidArgument(f"no open file has handle {number}") from None
+
+    def directory(self, number: int) -> DirectoryHandle:
+        try:
+            return self._directories[number]
+        except KeyError:
+            raise InvalidArgument(f"no open directory has handle {number}") from None
+
+    def remove_file(self, number: int) -> FileHandle:
+        handle = self.file(number)
+        del self._files[number]
+        return handle
+
+    def remove_directory(self, number: int) -> None:
+        self._directories.pop(number, None)
+
+    def files(self) -> list[FileHandle]:
+        return list(self._files.values())

@@ -1,0 +1,201 @@
+"""Requests about names: look-up, creation, removal, rename, links, directories.
+
+Whatever the bucket may know better is asked first (``refresher``), then the change is one commit. The
+commit function is where a race between two requests is decided.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from tierfs.errors import InvalidArgument, NotFound, NotPermitted, ReadOnly
+from tierfs.fs.services import Caller, Services
+from tierfs.namespace import tree
+from tierfs.namespace.transaction import WriteTransaction
+from tierfs.types import NO_CONTENT, ROOT_INO, Inode, new_content_id
+
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+RESERVED_NAME = b".tierfs"
+DIRECTORY_PAGE = 256
+
+
+class Names:
+    """See the module docstring."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._db = services.db
+        self._refresher = services.refresher
+
+    async def lookup(self, parent: int, name: bytes) -> Inode:
+        """The inode of that name. Raises ``NotFound``, or ``StoreError`` if nobody can say."""
+        found = self._refresher.lookup_local(parent, name)
+        if found is None:
+            found = await self._services.interrupts.guard(self._refresher.lookup, parent, name)
+        return self._services.contents.overlay(found)
+
+    async def create(
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        caller: Caller,
+        *,
+        rdev: int = 0,
+        target: bytes | None = None,
+    ) -> Inode:
+        """Make a file, directory, symbolic link or special file. Raises ``AlreadyExists``."""
+        self._check_writable(parent, name)
+        now_ns = self._services.now_ns()
+        # The staging file of a regular file appears with its first byte; until then the id means "empty".
+        content_id = new_content_id() if stat.S_ISREG(mode) else NO_CONTENT
+
+        def make(txn: WriteTransaction) -> Inode:
+            return tree.create(
+                txn,
+                parent,
+                name,
+                mode=mode,
+                uid=caller.uid,
+                gid=caller.gid,
+                rdev=rdev,
+                target=target,
+                content_id=content_id,
+                now_ns=now_ns,
+            )
+
+        inode = await self._db.commit(make)
+        self._services.publisher.note(inode.ino)
+        return inode
+
+    async def link(self, ino: int, parent: int, name: bytes) -> Inode:
+        """Another name for a file."""
+        self._check_writable(parent, name)
+        now_ns = self._services.now_ns()
+        inode = await self._db.commit(lambda txn: tree.link(txn, ino, parent, name, now_ns=now_ns))
+        self._services.orphans.discard(ino)
+        self._services.publisher.note(ino)
+        return self._services.contents.overlay(inode)
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a name; the inode lives on while it has others, or is open."""
+        self._check_writable(parent, name)
+        now_ns = self._services.now_ns()
+        inode = await self._db.commit(lambda txn: tree.unlink(txn, parent, name, now_ns=now_ns))
+        self._services.publisher.note(parent)
+        await self._name_removed(inode)
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove an empty directory; empty means that nothing is in the bucket below it either."""
+        self._check_writable(parent, name)
+        with self._db.read() as txn:
+            inode = tree.lookup(txn, parent, name)
+        if inode.is_dir:
+            await self._refresher.listed(inode.ino)
+        now_ns = self._services.now_ns()
+        inode = await self._db.commit(lambda txn: tree.rmdir(txn, parent, name, now_ns=now_ns))
+        self._services.orphans.add(inode.ino)
+        self._services.publisher.note(parent)
+        self._services.publisher.note_deletion()
+
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
+        """rename(2) with ``RENAME_NOREPLACE`` and ``RENAME_EXCHANGE``."""
+        if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE) or flags == RENAME_NOREPLACE | RENAME_EXCHANGE:
+            raise InvalidArgument(f"rename flags {flags:#x} are not supported")
+        self._check_writable(parent, name)
+        self._check_writable(new_parent, new_name)
+        await self._complete_before_rename(parent, name, new_parent, new_name, flags)
+        now_ns = self._services.now_ns()
+        result = await self._db.commit(
+            lambda txn: tree.rename(
+                txn,
+                parent,
+                name,
+                new_parent,
+                new_name,
+                now_ns=now_ns,
+                noreplace=bool(flags & RENAME_NOREPLACE),
+                exchange=bool(flags & RENAME_EXCHANGE),
+            )
+        )
+        for ino in (*result.moved, parent):
+            self._services.publisher.note(ino)
+        if result.replaced is not None:
+            await self._name_removed(result.replaced)
+
+    async def _complete_before_rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
+    ) -> None:
+        """A directory that moves takes everything below it along, so all of that must be known here."""
+        with self._db.read() as txn:
+            source = tree.lookup(txn, parent, name)
+            try:
+                target = tree.lookup(txn, new_parent, new_name)
+            except NotFound:
+                target = None
+        if source.is_dir:
+            await self._refresher.complete_subtree(source.ino)
+        if target is not None and target.is_dir:
+            if flags & RENAME_EXCHANGE:
+                await self._refresher.complete_subtree(target.ino)
+            else:
+                await self._refresher.listed(target.ino)
+
+    async def _name_removed(self, inode: Inode) -> None:
+        self._services.publisher.note_deletion()
+        if inode.nlink > 0 and not inode.is_dir:
+            self._services.publisher.note(inode.ino)
+            return
+        self._services.orphans.add(inode.ino)
+        await self._services.contents.drop_unlinked(inode)
+
+    async def readlink(self, ino: int) -> bytes:
+        with self._db.read() as txn:
+            return tree.readlink(txn, ino)
+
+    async def open_directory(self, ino: int) -> None:
+        """Make sure that the listing of the directory is complete and fresh."""
+        if not self._refresher.is_listed(ino):
+            await self._services.interrupts.guard(self._refresher.listed, ino)
+
+    def read_directory(self, ino: int, after_cookie: int) -> list[tuple[bytes, int, Inode]]:
+        """The next entries after ``after_cookie``, with the cookie of each; empty at the end."""
+        with self._db.read() as txn:
+            entries = tree.readdir(txn, ino, after_cookie, DIRECTORY_PAGE)
+        overlay = self._services.contents.overlay
+        return [(name, cookie, overlay(inode)) for name, cookie, inode in entries]
+
+    def directory_inodes(self, ino: int) -> tuple[Inode, Inode]:
+        """The inodes of ``.`` and ``..``."""
+        with self._db.read() as txn:
+            here = tree.get(txn, ino)
+            if ino == ROOT_INO:
+                return here, here
+            names = tree.names_of(txn, ino)
+            parent = tree.get(txn, names[0][0]) if names else here
+        return here, parent
+
+    async def forget(self, ino: int) -> None:
+        """The kernel dropped the inode: if it has no name either, nothing can reach it any more."""
+        if ino not in self._services.orphans or self._services.contents.peek(ino) is not None:
+            return
+        self._services.orphans.discard(ino)
+        await self._db.commit(lambda txn: tree.reap(txn, ino))
+
+    def _check_writable(self, parent: int, name: bytes) -> None:
+        if self._services.settings.read_only:
+            raise ReadOnly("mounted read-only")
+        if parent == ROOT_INO and name == RESERVED_NAME:
+            raise NotPermitted("the name .tierfs is reserved at the root of the mount")
+
+
+def new_file_mode(mode: int) -> int:
+    """The mode of a file made by open(O_CREAT): a regular file whatever type bits came along."""
+    return stat.S_IFREG | stat.S_IMODE(mode)
+
+
+def is_write(flags: int) -> bool:
+    """Whether open flags ask for writing."""
+    return flags & os.O_ACCMODE != os.O_RDONLY

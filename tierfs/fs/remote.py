@@ -1,0 +1,66 @@
+"""What a listing of the bucket changed under the kernel's eyes.
+
+``refresher`` reports names that mean something else now, or nothing. The kernel is told, and the inode
+behind the old name goes: at once if nobody has it open, else when its last user leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+import trio
+
+from tierfs.errors import NotFound
+from tierfs.fs.kernel import KernelCaches
+from tierfs.namespace import tree
+from tierfs.namespace.db import Database
+from tierfs.namespace.listing import Invalidation
+from tierfs.writeback.content import ContentTable
+
+log = structlog.get_logger(__name__)
+
+
+class RemoteChanges:
+    """``report`` may be called from inside a request; ``run`` is a task of the mount."""
+
+    def __init__(self, db: Database, contents: ContentTable, kernel: KernelCaches) -> None:
+        self._db = db
+        self._contents = contents
+        self._kernel = kernel
+        self._gone: set[int] = set()
+        self._wake = trio.Event()
+
+    def report(self, changes: Sequence[Invalidation]) -> None:
+        """Names that changed in the bucket. Never blocks."""
+        for change in changes:
+            self._kernel.entry_gone(change.parent_ino, change.name)
+            if change.old_ino:
+                self._gone.add(change.old_ino)
+        if self._gone:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Drop inodes without a name until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            gone, self._gone = self._gone, set()
+            for ino in gone:
+                try:
+                    await self._drop(ino)
+                except Exception:
+                    log.exception("unexpected exception while dropping an inode", ino=ino)
+
+    async def _drop(self, ino: int) -> None:
+        with self._db.read() as txn:
+            try:
+                inode = tree.get(txn, ino)
+            except NotFound:
+                return
+        if inode.nlink and not inode.is_dir:
+            return
+        await self._contents.drop_unlinked(inode)
+        if self._contents.peek(ino) is None:
+            await self._db.commit(partial(tree.reap, ino=ino))

@@ -1,0 +1,72 @@
+"""What every request may use: one value, built by ``mount`` and passed to the parts of the file system."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tierfs.cache.residency import Cache
+from tierfs.config import Settings
+from tierfs.fs.handles import HandleTable
+from tierfs.fs.interrupt import InterruptWatch
+from tierfs.fs.kernel import KernelCaches
+from tierfs.namespace import schema
+from tierfs.namespace.db import Database
+from tierfs.namespace.refresh import Refresher
+from tierfs.prefetch.readahead import ReadAheadTable
+from tierfs.types import Inode
+from tierfs.writeback.content import ContentTable
+from tierfs.writeback.publisher import Publisher
+
+SECTOR_BYTES = 512
+DIRECTORY_SECTORS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent the request. ``umask`` has already been applied to modes by the kernel."""
+
+    uid: int
+    gid: int
+    pid: int
+
+
+@dataclass(slots=True, eq=False)
+class Services:
+    """See the module docstring."""
+
+    settings: Settings
+    db: Database
+    cache: Cache
+    refresher: Refresher
+    contents: ContentTable
+    publisher: Publisher
+    readahead: ReadAheadTable
+    handles: HandleTable
+    kernel: KernelCaches
+    interrupts: InterruptWatch
+    now_ns: Callable[[], int]
+    store_space: Callable[[], tuple[int, int]]
+    """(total bytes, free bytes) of the store, as far as that means anything."""
+    orphans: set[int] = field(default_factory=set)
+    """Inodes without a name that the kernel may still know; reaped at FORGET."""
+
+    def attr_timeout_s(self, inode: Inode) -> float:
+        """How long the kernel may believe an entry and its attributes without asking."""
+        left_s = (inode.valid_until_ns - self.now_ns()) / 1e9
+        return min(max(left_s, 0.0), self.settings.ttl_s)
+
+    def sectors_of(self, inode: Inode) -> int:
+        """``st_blocks``: sectors of 512 bytes. Of a file that is only here, what it takes on disk."""
+        if not stat.S_ISREG(inode.mode):
+            return DIRECTORY_SECTORS if inode.is_dir else 0
+        whole = -(-inode.size_bytes // SECTOR_BYTES)
+        if not inode.flags & schema.DATA_LOCAL:
+            return whole
+        content = self.contents.peek(inode.ino)
+        if content is not None:
+            allocated = content.staging.allocated_bytes if content.staging is not None else 0
+        else:
+            allocated = sum(self.cache.resident_bytes(inode.content_id).values())
+        return -(-allocated // SECTOR_BYTES)

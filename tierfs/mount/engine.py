@@ -1,0 +1,168 @@
+"""One engine: from settings to a served mount and back. See the package docstring."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyfuse3
+import structlog
+import trio
+
+from tierfs import mountpoint, notify
+from tierfs.config import Settings
+from tierfs.control import registry
+from tierfs.control.server import ControlServer
+from tierfs.errors import MountError
+from tierfs.fs.ops import TierfsOperations
+from tierfs.mount.handlers import Handlers
+from tierfs.mount.parts import Parts, open_parts
+from tierfs.mount.recovery import recover
+from tierfs.types import ROOT_INO
+
+log = structlog.get_logger(__name__)
+
+MAX_REQUEST_TASKS = 2000
+"""Requests in progress at once; each may wait for the store, and none may keep another from starting."""
+FRONT_WHY = "the native front is not built"
+OnReady = Callable[[dict[str, Any]], None]
+
+
+def run(settings: Settings, *, on_ready: OnReady) -> int:
+    """Serve one mount until it is unmounted or the process is told to stop; returns the exit code.
+
+    ``on_ready`` is called once, when the root can be listed, with what was decided. Raises a
+    ``TierfsError`` that says why if it cannot mount; then there is no mount.
+    """
+    if settings.front == "native":
+        raise MountError(f"--front native: {FRONT_WHY}; use --front python or auto")
+    os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
+    with registry.hold_state_dir(Path(settings.state_dir)):
+        return trio.run(Engine(settings, on_ready).serve, strict_exception_groups=False)
+
+
+class Engine:
+    """The parts that live as long as the mount, and the order in which they start and stop."""
+
+    def __init__(self, settings: Settings, on_ready: OnReady) -> None:
+        self._settings = settings
+        self._on_ready = on_ready
+        self._mounted = False
+        self._stop_asked = False
+        self.front_why = FRONT_WHY
+        self.grace_s = math.inf
+        """How long the last drain may take; set by an ``unmount`` notice."""
+
+    async def serve(self) -> int:
+        async with AsyncExitStack() as stack:
+            parts = await open_parts(self._settings, stack)
+            resumed = await recover(parts)
+            await parts.refresher.listed(ROOT_INO)
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            await nursery.start(self._watch_signals)
+            nursery.start_soon(parts.kernel.run)
+            nursery.start_soon(parts.publisher.run)
+            parts.start(nursery)
+            record = registry.record_for(self._settings, front="python")
+            server = ControlServer(Path(record.socket_path), owner_uid=os.getuid())
+            Handlers(parts, self, nursery).register(server)
+            await nursery.start(server.serve)
+            if self._settings.metrics_address:
+                await nursery.start(parts.serve_metrics)
+            self._make_mount(parts)
+            try:
+                registry.write(record)
+                stack.callback(registry.remove, record)
+                async with trio.open_nursery() as serving:
+                    serving.start_soon(partial(pyfuse3.main, max_tasks=MAX_REQUEST_TASKS))
+                    self._on_ready(self._decided(parts, resumed))
+            finally:
+                with trio.CancelScope(shield=True):
+                    self._unmake_mount()
+                    await self._finish(parts)
+        return 0
+
+    def _make_mount(self, parts: Parts) -> None:
+        settings = self._settings
+        options = {
+            f"fsname={mountpoint.fsname_of(settings.source)}",
+            "subtype=tierfs",
+            "default_permissions",
+            *settings.kernel_options,
+        }
+        if settings.allow_other:
+            options.add("allow_other")
+        if settings.read_only:
+            options.add("ro")
+        try:
+            pyfuse3.init(TierfsOperations(parts.services), settings.mountpoint, options)
+        except RuntimeError as error:
+            raise MountError(
+                f"{settings.mountpoint}: the kernel refused the mount ({error}); 'tierfs doctor' says more"
+            ) from None
+        self._mounted = True
+
+    def _unmake_mount(self) -> None:
+        if self._mounted:
+            self._mounted = False
+            pyfuse3.close(unmount=True)
+
+    def _decided(self, parts: Parts, resumed: dict[str, int]) -> dict[str, Any]:
+        return {
+            "front": {"kind": "python", "why": FRONT_WHY},
+            "tiers": [
+                {"name": tier.name, "path": tier.path, "capacity_bytes": tier.capacity_bytes}
+                for tier in parts.cache.status()
+            ],
+            "resumed": resumed,
+            "store": parts.store.url,
+            "pid": os.getpid(),
+        }
+
+    async def _finish(self, parts: Parts) -> None:
+        """After the last request: save what open files had, then give the backlog its time."""
+        notify.sd_notify("STOPPING=1")
+        for handle in parts.services.handles.files():
+            await parts.contents.save(handle.content)
+            if handle.can_write:
+                handle.content.writers = 0
+        with trio.move_on_after(self.grace_s) as scope:
+            await parts.publisher.drain(self._tell_systemd)
+        left, left_bytes = parts.publisher.backlog()
+        if left:
+            log.warning(
+                "stopped before everything was in the store; the rest is kept for the next mount",
+                files=len(left),
+                bytes=left_bytes,
+                time_up=scope.cancelled_caught,
+            )
+
+    def _tell_systemd(self, files: int, size_bytes: int) -> None:
+        notify.sd_notify(
+            f"STATUS=draining: {files} files, {size_bytes} bytes left\nEXTEND_TIMEOUT_USEC=30000000"
+        )
+
+    async def _watch_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                if self._stop_asked:
+                    log.warning("told twice to stop: the backlog is kept for the next mount")
+                    self.grace_s = 0.0
+                    raise KeyboardInterrupt
+                log.info("told to stop", signal=signal.Signals(number).name)
+                self.stop(math.inf)
+
+    def stop(self, grace_s: float) -> None:
+        """End the mount: no more requests, then a drain of at most ``grace_s`` seconds."""
+        self._stop_asked = True
+        self.grace_s = grace_s
+        if self._mounted:
+            pyfuse3.terminate()

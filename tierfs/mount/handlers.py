@@ -1,0 +1,323 @@
+"""Answers to the control channel: what ``tierfs status``, ``flush``, ``prefetch``... ask of a mount."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from tierfs import __version__
+from tierfs.control import protocol as p
+from tierfs.control.server import ControlServer, Report
+from tierfs.errors import TierfsError
+from tierfs.mount.parts import Parts
+from tierfs.namespace import publish, schema, tree
+from tierfs.prefetch.job import PrefetchJob, Target
+from tierfs.types import Inode, ObjectRef
+
+if TYPE_CHECKING:
+    from tierfs.mount.engine import Engine
+
+log = structlog.get_logger(__name__)
+
+PAGE = 1000
+Act = Callable[[Inode, ObjectRef | None], Awaitable[int]]
+Walk = AsyncIterator[tuple[bytes, Inode, ObjectRef | None]]
+
+
+class Handlers:
+    """One method per operation. Each runs in a task of the control server and may be cancelled."""
+
+    def __init__(self, parts: Parts, engine: Engine, nursery: trio.Nursery) -> None:
+        self._parts = parts
+        self._engine = engine
+        self._nursery = nursery
+
+    def register(self, server: ControlServer) -> None:
+        server.register("status", self.status)
+        server.register("flush", self.flush)
+        server.register("import", self.import_prefix)
+        server.register("prefetch", self.prefetch)
+        server.register("pin", self.pin)
+        server.register("unpin", self.unpin)
+        server.register("evict", self.evict)
+        server.register("drain", self.drain)
+        server.register("unmount", self.unmount)
+
+    async def status(self, request: p.StatusRequest, report: Report) -> p.StatusReply:
+        parts, settings = self._parts, self._parts.settings
+        counts = parts.store.counts
+        with parts.db.read() as txn:
+            inodes = tree.inode_count(txn)
+        return p.StatusReply(
+            version=__version__,
+            uptime_s=(time.time_ns() - parts.started_ns) / 1e9,
+            source=settings.source,
+            mountpoint=settings.mountpoint,
+            mount_id=settings.mount_id,
+            state_dir=settings.state_dir,
+            read_only=settings.read_only,
+            engine=p.EngineStatus(
+                pid=os.getpid(),
+                started_ns=parts.started_ns,
+                rss_bytes=_resident_set_bytes(),
+                buffer_bytes=parts.cache.buffer_bytes,
+                buffer_budget_bytes=settings.memory_budget_bytes,
+            ),
+            front=p.FrontStatus(kind="python", why=self._engine.front_why),
+            tiers=[
+                p.TierStatus(
+                    name=tier.name,
+                    path=tier.path,
+                    capacity_bytes=tier.capacity_bytes,
+                    used_bytes=tier.used_bytes,
+                    dirty_bytes=tier.dirty_bytes,
+                    pinned_bytes=tier.pinned_bytes,
+                    hits=tier.hits,
+                    misses=tier.misses,
+                    state=tier.state,
+                    volatile=tier.volatile,
+                )
+                for tier in parts.cache.status()
+            ],
+            backlog=self._backlog(),
+            store=p.StoreStatus(
+                url=parts.store.url,
+                state="failing" if parts.publisher.failures or parts.deletions.failing else "ok",
+                requests=dict(counts.by_operation),
+                bytes_read=counts.bytes_read,
+                bytes_written=counts.bytes_written,
+            ),
+            open_handles=parts.services.handles.files_open,
+            open_directories=parts.services.handles.directories_open,
+            inodes=inodes,
+            hidden_keys=parts.refresher.hidden_keys,
+        )
+
+    def _backlog(self) -> p.Backlog:
+        files, size_bytes = self._parts.publisher.backlog()
+        with self._parts.db.read() as txn:
+            oldest_ns = publish.oldest_since_ns(txn)
+            deletes = publish.doomed_count(txn)
+        oldest_s = (time.time_ns() - oldest_ns) / 1e9 if oldest_ns else 0.0
+        return p.Backlog(
+            files=len(files),
+            bytes=size_bytes,
+            oldest_s=max(oldest_s, 0.0),
+            deletes=deletes,
+            failed=self._failures(),
+        )
+
+    def _failures(self) -> list[p.Failure]:
+        failures = list(self._parts.publisher.failures.values())[: p.MAX_FAILURES]
+        return [p.Failure(path=failure.path, message=failure.message) for failure in failures]
+
+    async def flush(self, request: p.FlushRequest, report: Report) -> p.FlushReply:
+        before, before_bytes = self._parts.publisher.backlog(request.path)
+        await self._drain(request.path, request.timeout_s, report, len(before), before_bytes)
+        left, left_bytes = self._parts.publisher.backlog(request.path)
+        return p.FlushReply(
+            flushed_files=max(len(before) - len(left), 0),
+            flushed_bytes=max(before_bytes - left_bytes, 0),
+            remaining_files=len(left),
+            remaining_bytes=left_bytes,
+            failed=self._failures() if left else [],
+        )
+
+    async def drain(self, request: p.DrainRequest, report: Report) -> p.DrainReply:
+        before, before_bytes = self._parts.publisher.backlog()
+        await self._drain(b"", request.timeout_s, report, len(before), before_bytes)
+        left, left_bytes = self._parts.publisher.backlog()
+        return p.DrainReply(
+            remaining_files=len(left), remaining_bytes=left_bytes, failed=self._failures() if left else []
+        )
+
+    async def _drain(
+        self, below: bytes, timeout_s: float | None, report: Report, total_files: int, total_bytes: int
+    ) -> None:
+        def progress(files: int, size_bytes: int) -> None:
+            report(
+                p.Progress(
+                    phase="upload",
+                    done_files=max(total_files - files, 0),
+                    total_files=total_files,
+                    done_bytes=max(total_bytes - size_bytes, 0),
+                    total_bytes=total_bytes,
+                )
+            )
+
+        with trio.move_on_after(timeout_s if timeout_s is not None else float("inf")):
+            await self._parts.publisher.drain(progress, below=below)
+
+    async def unmount(self, request: p.UnmountRequest, report: Report) -> p.UnmountReply:
+        left, left_bytes = self._parts.publisher.backlog()
+        if request.mode == "force":
+            self._engine.stop(request.grace_s)
+        else:
+            self._engine.grace_s = request.grace_s
+        return p.UnmountReply(pid=os.getpid(), remaining_files=len(left), remaining_bytes=left_bytes)
+
+    async def import_prefix(self, request: p.ImportRequest, report: Report) -> p.ImportReply:
+        started = time.monotonic()
+
+        def progress(entries: int, directories: int) -> None:
+            report(p.Progress(phase="list", done_files=entries, note=f"{directories} directories"))
+
+        result = await self._parts.refresher.import_prefix(request.prefix, request.jobs, progress)
+        return p.ImportReply(
+            entries=result.entries,
+            directories=result.directories,
+            requests=result.requests,
+            hidden_keys=result.hidden_keys,
+            elapsed_s=time.monotonic() - started,
+        )
+
+    async def prefetch(self, request: p.PrefetchRequest, report: Report) -> p.PrefetchReply:
+        if not request.wait:
+            self._nursery.start_soon(self._prefetch_in_background, request.paths)
+            return p.PrefetchReply(
+                total_files=0,
+                total_bytes=0,
+                cached_bytes=0,
+                failed_bytes=0,
+                evicted_bytes=0,
+                skipped_bytes=0,
+                started=True,
+            )
+        return await self._prefetch(request.paths, report)
+
+    async def _prefetch_in_background(self, paths: list[bytes]) -> None:
+        try:
+            reply = await self._prefetch(paths, lambda progress: None)
+        except TierfsError as error:
+            log.warning("prefetch failed", reason=str(error))
+        except Exception:
+            log.exception("unexpected exception", request="prefetch")
+        else:
+            log.info(
+                "prefetch done",
+                files=reply.total_files,
+                cached_bytes=reply.cached_bytes,
+                failed_files=reply.failed_files,
+            )
+
+    async def _prefetch(self, paths: list[bytes], report: Report) -> p.PrefetchReply:
+        files, failed = await self._files_below(paths)
+        targets = [Target(path, ref) for path, _, ref in files if ref is not None]
+        job = PrefetchJob(self._parts.cache, targets, self._parts.settings)
+
+        def progress(state: PrefetchJob) -> None:
+            report(
+                p.Progress(
+                    phase="prefetch",
+                    done_bytes=state.cached_bytes,
+                    total_bytes=state.total_bytes,
+                    done_files=state.done_files,
+                    total_files=state.total_files,
+                    failed_files=state.failed_files,
+                )
+            )
+
+        await job.run(progress)
+        failed += [p.Failure(path=_text(path), message=message) for path, message in job.failures]
+        return p.PrefetchReply(
+            total_files=job.total_files,
+            total_bytes=job.total_bytes,
+            cached_bytes=job.cached_bytes,
+            failed_bytes=job.failed_bytes,
+            evicted_bytes=job.evicted_bytes,
+            skipped_bytes=job.skipped_bytes,
+            failed_files=len(failed),
+            failed=failed[: p.MAX_FAILURES],
+        )
+
+    async def pin(self, request: p.PinRequest, report: Report) -> p.PathsReply:
+        async def pin(inode: Inode, ref: ObjectRef | None) -> int:
+            if ref is None:
+                raise TierfsError("not in the store yet: it is local anyway, pin it after the upload")
+            await self._parts.cache.pin(ref, request.tier)
+            return ref.size_bytes
+
+        return await self._each(request.paths, pin)
+
+    async def unpin(self, request: p.UnpinRequest, report: Report) -> p.PathsReply:
+        async def unpin(inode: Inode, ref: ObjectRef | None) -> int:
+            await self._parts.cache.unpin(inode.content_id)
+            return inode.size_bytes
+
+        return await self._each(request.paths, unpin)
+
+    async def evict(self, request: p.EvictRequest, report: Report) -> p.PathsReply:
+        async def evict(inode: Inode, ref: ObjectRef | None) -> int:
+            if ref is None and inode.size_bytes:
+                raise TierfsError("not in the store yet")
+            return await self._parts.cache.evict(inode.content_id)
+
+        return await self._each(request.paths, evict)
+
+    async def _each(self, paths: list[bytes], act: Act) -> p.PathsReply:
+        files, failed = await self._files_below(paths)
+        done = size_bytes = 0
+        for path, inode, ref in files:
+            try:
+                size_bytes += await act(inode, ref)
+                done += 1
+            except TierfsError as error:
+                failed.append(p.Failure(path=_text(path), message=str(error)))
+        return p.PathsReply(files=done, bytes=size_bytes, failed=failed[: p.MAX_FAILURES])
+
+    async def _files_below(
+        self, paths: list[bytes]
+    ) -> tuple[list[tuple[bytes, Inode, ObjectRef | None]], list[p.Failure]]:
+        """Every regular file at or below ``paths``; what does not exist is a failure."""
+        found: list[tuple[bytes, Inode, ObjectRef | None]] = []
+        failed: list[p.Failure] = []
+        for path in paths:
+            try:
+                inode = await self._resolve(path)
+                found.extend([entry async for entry in self._walk(path, inode)])
+            except TierfsError as error:
+                failed.append(p.Failure(path=_text(path), message=str(error) or "no such file"))
+        return found, failed
+
+    async def _resolve(self, path: bytes) -> Inode:
+        with self._parts.db.read() as txn:
+            inode = tree.resolve(txn, b"")
+        for name in filter(None, path.split(b"/")):
+            inode = await self._parts.refresher.lookup(inode.ino, name)
+        return inode
+
+    async def _walk(self, path: bytes, inode: Inode) -> Walk:
+        pending = [(path, inode)]
+        while pending:
+            path, inode = pending.pop()
+            if inode.is_regular:
+                inode = self._parts.contents.overlay(inode)
+                with self._parts.db.read() as txn:
+                    local = inode.flags & schema.DATA_LOCAL
+                    ref = None if local else publish.ref_of(txn, inode)
+                yield path, inode, ref
+            elif inode.is_dir:
+                await self._parts.refresher.listed(inode.ino)
+                cookie = 0
+                while True:
+                    with self._parts.db.read() as txn:
+                        entries = tree.readdir(txn, inode.ino, cookie, PAGE)
+                    if not entries:
+                        break
+                    pending += [(path + b"/" + name if path else name, child) for name, _, child in entries]
+                    cookie = entries[-1][1]
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")
+
+
+def _resident_set_bytes() -> int:
+    """Resident memory of this process (proc(5), statm)."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,178 @@
+"""Build the parts of an engine, in the order of the floors, and close them in the opposite one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from tierfs import exporter
+from tierfs.cache.residency import Cache
+from tierfs.config import Settings
+from tierfs.fs.handles import HandleTable
+from tierfs.fs.interrupt import InterruptWatch
+from tierfs.fs.kernel import KernelCaches
+from tierfs.fs.ops import send_notice
+from tierfs.fs.remote import RemoteChanges
+from tierfs.fs.services import Services
+from tierfs.metrics import Metrics
+from tierfs.namespace import schema, tree
+from tierfs.namespace.db import Database
+from tierfs.namespace.refresh import Refresher
+from tierfs.namespace.transaction import WriteTransaction
+from tierfs.prefetch.readahead import ReadAheadTable
+from tierfs.store.base import ObjectStore
+from tierfs.store.open import open_store
+from tierfs.types import ROOT_INO
+from tierfs.writeback.content import ContentTable
+from tierfs.writeback.deletions import Deletions
+from tierfs.writeback.objects import ObjectWriter
+from tierfs.writeback.publisher import Publisher
+from tierfs.writeback.unfinished import UnfinishedUploads
+from tierfs.writeback.upload import Uploader
+
+PRETENDED_STORE_BYTES = 1 << 50
+"""What ``df`` shows for a store without a limit: 1 PiB, as other object store mounts do."""
+
+
+@dataclass(slots=True, eq=False)
+class Parts:
+    """Everything that ``engine``, ``recovery`` and ``handlers`` work with."""
+
+    settings: Settings
+    metrics: Metrics
+    store: ObjectStore
+    prefix: str
+    db: Database
+    cache: Cache
+    refresher: Refresher
+    contents: ContentTable
+    publisher: Publisher
+    deletions: Deletions
+    unfinished: UnfinishedUploads
+    readahead: ReadAheadTable
+    kernel: KernelCaches
+    remote: RemoteChanges
+    services: Services
+    started_ns: int
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Start the background tasks that belong to no other part."""
+        nursery.start_soon(self.readahead.run)
+        nursery.start_soon(self.remote.run)
+        nursery.start_soon(self.services.interrupts.run)
+
+    async def serve_metrics(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The Prometheus endpoint."""
+        await exporter.serve(
+            self.settings.metrics_address,
+            self.metrics,
+            labels={"mountpoint": self.settings.mountpoint},
+            task_status=task_status,
+        )
+
+
+async def open_parts(settings: Settings, stack: AsyncExitStack) -> Parts:
+    """Open store, namespace and cache. Raises a ``TierfsError`` with the reason if one of them cannot be."""
+    now_ns: Callable[[], int] = time.time_ns
+    metrics = Metrics()
+    store, prefix = await trio.to_thread.run_sync(lambda: open_store(settings, metrics=metrics))
+    stack.callback(store.close)
+    await trio.to_thread.run_sync(store.check)
+    state_dir = Path(settings.state_dir)
+    db = await trio.to_thread.run_sync(
+        lambda: Database.open(
+            state_dir, now_ns=now_ns, source=settings.source, prefix=prefix, ttl_ns=int(settings.ttl_s * 1e9)
+        )
+    )
+    stack.callback(db.close)
+    await own_root(db, settings)
+    cache = await stack.enter_async_context(Cache.open(settings, store, metrics, settings.mount_id))
+    kernel = KernelCaches(send_notice)
+    contents = ContentTable(db, cache, now_ns)
+    remote = RemoteChanges(db, contents, kernel)
+    refresher = Refresher(db, store, settings, prefix, now_ns, remote.report)
+    unfinished = UnfinishedUploads(state_dir / "uploads", store)
+    uploader = Uploader(
+        store, unfinished, concurrency=settings.upload_concurrency, part_size_bytes=settings.part_size_bytes
+    )
+    writer = ObjectWriter(
+        db,
+        store,
+        cache,
+        contents,
+        uploader,
+        now_ns,
+        on_renamed=lambda parent, old, new: kernel.entry_gone(parent, old),
+    )
+    deletions = Deletions(db, store, now_ns)
+    publisher = Publisher(db, store, contents, writer, deletions, settings, now_ns)
+    deletions.on_progress = publisher.note_progress
+    cache.set_drain(publisher.make_room)
+    readahead = ReadAheadTable(cache, settings)
+    services = Services(
+        settings=settings,
+        db=db,
+        cache=cache,
+        refresher=refresher,
+        contents=contents,
+        publisher=publisher,
+        readahead=readahead,
+        handles=HandleTable(),
+        kernel=kernel,
+        interrupts=InterruptWatch(),
+        now_ns=now_ns,
+        store_space=_space_of(settings),
+    )
+    return Parts(
+        settings=settings,
+        metrics=metrics,
+        store=store,
+        prefix=prefix,
+        db=db,
+        cache=cache,
+        refresher=refresher,
+        contents=contents,
+        publisher=publisher,
+        deletions=deletions,
+        unfinished=unfinished,
+        readahead=readahead,
+        kernel=kernel,
+        remote=remote,
+        services=services,
+        started_ns=now_ns(),
+    )
+
+
+async def own_root(db: Database, settings: Settings) -> None:
+    """The root of a new namespace belongs to whom the mount says, with the mode of a directory without one.
+
+    Once somebody has changed it through the mount it stays as it is.
+    """
+
+    def own(txn: WriteTransaction) -> None:
+        root = tree.get(txn, ROOT_INO)
+        if not root.flags & schema.META_KNOWN:
+            mode = stat.S_IFDIR | settings.dir_mode
+            schema.put_inode(txn, schema.replace_inode(root, mode=mode, uid=settings.uid, gid=settings.gid))
+
+    await db.commit(own)
+
+
+def _space_of(settings: Settings) -> Callable[[], tuple[int, int]]:
+    """How ``df`` learns total and free bytes: of the directory's file system, or of a limitless bucket."""
+    if settings.source.startswith("file://"):
+        directory = settings.source.removeprefix("file://")
+
+        def of_directory() -> tuple[int, int]:
+            space = os.statvfs(directory)
+            return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+
+        return of_directory
+    return lambda: (PRETENDED_STORE_BYTES, PRETENDED_STORE_BYTES)

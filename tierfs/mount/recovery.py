@@ -1,0 +1,102 @@
+"""What an earlier run left behind, put right before the first request.
+
+After a crash the namespace and the write tier may disagree by what was in flight:
+
+* a staging file that no inode names: its name was never acknowledged, or its upload had been recorded
+  already. It is dropped.
+* an inode whose size is older than its staging file: the file is the truth (sizes are recorded at flush,
+  fsync and close).
+* an inode that says its bytes are here while the tier has none (the directory was removed by hand): it
+  goes back to the version in the store if there is one; the loss is logged.
+* inodes without a name that were open: nobody has them open now. They are reaped.
+* multipart uploads that were running: aborted.
+"""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from tierfs.mount.parts import Parts
+from tierfs.namespace import publish, schema, tree
+from tierfs.namespace.transaction import WriteTransaction
+from tierfs.types import NO_CONTENT, ContentId, Inode, content_id_of_object
+
+log = structlog.get_logger(__name__)
+
+BATCH = 1000
+
+
+async def recover(parts: Parts) -> dict[str, int]:
+    """Returns what is resumed: ``files`` and ``bytes`` that are still to be published."""
+    await _reap_orphans(parts)
+    staged = {content.content_id: content.size_bytes for content in parts.cache.dirty_contents()}
+    named = await _reconcile_sizes(parts, staged)
+    for content_id in staged.keys() - named:
+        staging = await parts.cache.open_staging(content_id)
+        if staging is not None:
+            await staging.discard()
+    if not parts.settings.read_only:
+        await trio.to_thread.run_sync(parts.unfinished.abort_all)
+    left, left_bytes = parts.publisher.backlog()
+    if left:
+        log.info("resuming what is not in the store yet", files=len(left), bytes=left_bytes)
+    return {"files": len(left), "bytes": left_bytes}
+
+
+async def _reap_orphans(parts: Parts) -> None:
+    while True:
+        with parts.db.read() as txn:
+            orphans = tree.orphans(txn)
+        if not orphans:
+            return
+
+        def reap(txn: WriteTransaction, orphans: list[int] = orphans) -> list[Inode | None]:
+            return [tree.reap(txn, ino) for ino in orphans]
+
+        for inode in await parts.db.commit(reap):
+            if inode is not None and inode.content_id != NO_CONTENT:
+                await parts.cache.forget(inode.content_id)
+
+
+async def _reconcile_sizes(parts: Parts, staged: dict[ContentId, int]) -> set[ContentId]:
+    """Bring inode records in line with the staging files; returns the contents that have a name."""
+    named: set[ContentId] = set()
+    inos, _ = parts.publisher.backlog()
+    for start in range(0, len(inos), BATCH):
+        changed: list[Inode] = []
+        with parts.db.read() as txn:
+            for ino in inos[start : start + BATCH]:
+                inode = tree.get(txn, ino)
+                if not inode.is_regular or not inode.flags & schema.DATA_LOCAL:
+                    continue
+                named.add(inode.content_id)
+                size = staged.get(inode.content_id)
+                if size is not None and size != inode.size_bytes:
+                    changed.append(schema.replace_inode(inode, size_bytes=size))
+                elif size is None and inode.size_bytes:
+                    changed.append(_without_bytes(inode, publish.object_of(txn, ino)))
+        if changed:
+
+            def record(txn: WriteTransaction, changed: list[Inode] = changed) -> None:
+                for inode in changed:
+                    schema.put_inode(txn, inode)
+
+            await parts.db.commit(record)
+    return named
+
+
+def _without_bytes(inode: Inode, current: schema.ObjectRow | None) -> Inode:
+    """The local bytes are gone: back to what the store has, or to an empty file."""
+    log.error(
+        "the write tier lost bytes that were not in the store yet",
+        ino=inode.ino,
+        size_bytes=inode.size_bytes,
+        in_store=current is not None,
+    )
+    if current is None:
+        return schema.replace_inode(inode, size_bytes=0)
+    content_id = content_id_of_object(current.key, current.etag, current.size_bytes, current.version_id)
+    return schema.replace_inode(
+        inode, size_bytes=current.size_bytes, content_id=content_id, flags=inode.flags & ~schema.DATA_LOCAL
+    )
