@@ -39,7 +39,7 @@ REQUESTS_BEFORE_PREFETCH = 3
 LARGE_REQUEST_BYTES = 256 * 1024
 """Who asks for this much at once counts as having asked twice."""
 MAX_RANDOM_SCORE = 24
-STRAY_REQUESTS = 16
+STRAY_REQUESTS = 64
 """An established stream that gets this many requests beside its end, and none at it, is none."""
 STRIDES_AHEAD = 8
 STRIDE_SPAN_BYTES = MIB
@@ -225,7 +225,15 @@ class PatternDetector:
                 break
             ranges.append(Range(stream.ahead, end - stream.ahead))
             stream.ahead = end
+        if ranges and len(self._streams) > 1:
+            self._absorb(stream)
         return ranges
+
+    def _absorb(self, stream: _Stream) -> None:
+        """Requests of one reader that came out of order may have begun several streams: keep one."""
+        for other in self._streams[:]:
+            if other is not stream and abs(other.position - stream.position) <= BESIDE_BYTES:
+                self._streams.remove(other)
 
     # strided
 
