@@ -1,0 +1,28 @@
+"""What exists: names, inodes and what the bucket is known to hold, in one LMDB environment.
+
+Owns: ``STATE_DIR/namespace.lmdb`` and nothing else. It knows no tier, no FUSE and no byte of file data.
+
+Modules, from the bottom: ``schema`` (key and record layout), ``db`` (the one owner of the LMDB
+environment), ``records`` (one table at a time), ``publish`` (what the bucket should hold against what it
+holds), ``tree`` with ``rename`` and ``xattr`` (POSIX operations), ``listing`` and ``subtree`` (a listing
+of the bucket applied as a difference), ``refresh`` (when to ask the bucket), ``dump`` (offline tools).
+
+Threads and tasks:
+
+* Reads happen on the trio thread inside ``with db.read() as txn:``. Never await inside that block: the
+  transaction is one object, reused by whoever reads next, and while it is open LMDB cannot reuse pages.
+  Any other thread reads inside ``with db.snapshot() as txn:``.
+* Writes are functions ``fn(txn)`` that ``await db.commit(fn)`` runs on the one committer thread. They must
+  not block, must touch nothing but the transaction (they run beside the trio thread), and have returned
+  when ``commit`` returns. A function that raises leaves no trace in the database.
+* Everything in ``records``, ``publish``, ``tree``, ``rename``, ``xattr``, ``listing`` and ``subtree`` is a
+  plain function of a transaction: no I/O, no clock (``now_ns`` is passed in), no state of its own.
+* ``refresh.Refresher`` lives on the trio thread and calls the store in worker threads.
+
+Between reading a record and committing a change that depends on it another task may commit: the function
+given to ``commit`` reads again what it relies on.
+
+Raises: ``errors.NamespaceError`` and its children; ``refresh`` also lets ``errors.StoreError`` through.
+``DamagedRecord`` names the table and the key. Text that came from the store (keys, ETags) is not trusted:
+what does not decode is hidden and counted, never raised to a reader of its siblings.
+"""

@@ -1,0 +1,271 @@
+"""Key and record layout of the namespace. Everything that is written to ``namespace.lmdb`` is laid out here.
+
+Integers in keys are big endian (so that they sort), integers in records little endian. Tables are named
+LMDB databases without special flags. ``epoch_desc`` is 2**64-1 minus the epoch in which the version was
+born; the live version is the first record at or after a seek to the key without it. Until snapshots raise
+the epoch it is always 0 and every key ends in eight bytes 0xff.
+
+=========  ============================================  =================================================
+table      key                                           value
+=========  ============================================  =================================================
+dirent     parent ino (8), name, NUL, epoch_desc (8)     DIRENT
+dirseq     parent ino (8), seq (8)                       DIRSEQ, then the name to the end of the value
+inode      ino (8), epoch_desc (8)                       INODE
+parent     ino (8), parent ino (8), name                 empty; one per name of the inode
+symlink    ino (8)                                       the target
+xattr      ino (8), attribute name                       the value
+object     ino (8)                                       ``ObjectRow`` (msgpack array)
+objkey     digest of an object key                       ino (8 BE): who owns, or is about to own, that key
+dirty      ino (8)                                       ``DirtyRow`` (msgpack array)
+doomed     "k" or "p", digest of an object key           ``DoomedRow`` (msgpack array)
+orphan     ino (8)                                       empty; nlink is 0, somebody may have it open
+meta       a name                                        see ``META_*``
+=========  ============================================  =================================================
+
+The C view. Offsets in bytes; every field is naturally aligned and there is no implicit padding::
+
+    struct tierfs_dirent {          /* DIRENT, 24 bytes */
+        uint64_t ino;               /*  0 */
+        uint64_t seq;               /*  8  directory cookie of this entry */
+        uint32_t type;              /* 16  S_IFMT bits of the mode */
+        uint32_t reserved;          /* 20 */
+    };
+    struct tierfs_dirseq {          /* DIRSEQ, 16 bytes, followed by the name (1 to 255 bytes, no NUL) */
+        uint64_t ino;               /*  0 */
+        uint32_t type;              /*  8 */
+        uint32_t reserved;          /* 12 */
+    };
+    struct tierfs_inode {           /* INODE, 128 bytes */
+        uint64_t ino;               /*  0  same as in the key */
+        uint32_t mode;              /*  8 */
+        uint32_t uid;               /* 12 */
+        uint32_t gid;               /* 16 */
+        uint32_t nlink;             /* 20 */
+        uint64_t rdev;              /* 24 */
+        uint64_t size_bytes;        /* 32 */
+        int64_t  atime_ns;          /* 40 */
+        int64_t  mtime_ns;          /* 48 */
+        int64_t  ctime_ns;          /* 56 */
+        uint64_t generation;        /* 64 */
+        uint64_t flags;             /* 72  see below */
+        uint8_t  content_id[16];    /* 80 */
+        int64_t  valid_until_ns;    /* 96  wall clock; INT64_MAX: the local state is the truth */
+        int64_t  listed_until_ns;   /* 104 */
+        uint64_t reserved[2];       /* 112 */
+    };
+
+Cookies (``seq``) come from the same counter as inode numbers: they only grow, so a scan that continues
+after a cookie meets every entry that was there all the time exactly once. Cookies below
+``FIRST_FREE_ID`` are left for ``.`` and ``..``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import replace
+
+import msgspec
+
+from tierfs.errors import DamagedRecord
+from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
+from tierfs.types import Inode, ObjectInfo
+
+FORMAT_VERSION = 1
+
+NAME_MAX_BYTES = 255
+SYMLINK_MAX_BYTES = 4095
+LINK_MAX = 65000
+FIRST_FREE_ID = 16
+FOREVER_NS = 2**63 - 1
+"""``valid_until_ns`` of an inode whose local state is ahead of the bucket."""
+
+RESERVED_NAME = b".tierfs"
+"""Hidden at the root of a mount: what tierfs itself keeps in the bucket lies below it."""
+
+# -- Inode.flags ----------------------------------------------------------------------------------------
+
+DIR_LOCAL = 1 << 0
+"""Directory: made by this mount."""
+DIR_SEEN = 1 << 1
+"""Directory: a listing of the bucket has shown it."""
+HAS_XATTR = 1 << 2
+"""There is at least one xattr record."""
+UNPUBLISHED = 1 << 3
+"""Made here and not yet in the bucket under any key."""
+DATA_LOCAL = 1 << 4
+"""The content was written here and is not yet in the bucket."""
+IN_STORE = 1 << 5
+"""Directory: something at or below its path may be in the bucket."""
+META_KNOWN = 1 << 6
+"""Mode and owner are real (set here, or read from object metadata), not the defaults of a listing."""
+
+# -- fixed records --------------------------------------------------------------------------------------
+
+DIRENT = struct.Struct("<QQII")
+DIRSEQ = struct.Struct("<QII")
+INODE = struct.Struct("<QIIIIQQqqqQQ16sqq16x")
+
+U64 = struct.Struct(">Q")
+U64_PAIR = struct.Struct(">QQ")
+
+EPOCH_0 = b"\xff" * 8
+NUL_EPOCH_0 = b"\0" + EPOCH_0
+
+pack_u64 = U64.pack
+pack_u64_pair = U64_PAIR.pack
+unpack_u64 = U64.unpack
+
+META_FORMAT = b"format"
+"""U64: ``FORMAT_VERSION``."""
+META_NEXT_ID = b"next_id"
+"""U64: the next inode number or directory cookie."""
+META_EPOCH = b"epoch"
+META_UUID = b"uuid"
+META_GENERATION = b"generation"
+"""U64: generation of every inode made here; random per file system, so that numbers that start again in a
+new state directory are not taken for the old ones."""
+META_SOURCE = b"source"
+META_PREFIX = b"prefix"
+META_BOOT_ID = b"boot_id"
+META_CLEAN = b"clean"
+
+# -- reasons in DirtyEntry.reasons ------------------------------------------------------------------------
+
+CONTENT = 1
+"""Bytes or size changed here."""
+ATTRIBUTES = 2
+"""Mode, owner or mtime changed here: the object's metadata are old."""
+MOVED = 4
+"""The names changed: the object (for a directory: everything below) may be under another key."""
+CREATED = 8
+"""Made here."""
+
+REASON_NAMES = {CONTENT: "content", ATTRIBUTES: "attributes", MOVED: "moved", CREATED: "created"}
+
+
+def reason_names(reasons: int) -> list[str]:
+    """For messages and ``--json``."""
+    return [name for bit, name in REASON_NAMES.items() if reasons & bit]
+
+
+class ObjectRow(msgspec.Struct, frozen=True, array_like=True):
+    """What the bucket holds for one inode. ``also``: (key, etag) of further hard link names.
+
+    ``confirmed_ns``: when the store last said so. If the inode has ``DATA_LOCAL`` these are older bytes.
+    """
+
+    key: str
+    etag: str
+    version_id: str | None
+    size_bytes: int
+    mtime_ns: int
+    confirmed_ns: int
+    also: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def info(self) -> ObjectInfo:
+        """The first object, as the store contract wants it (metadata unknown)."""
+        return ObjectInfo(self.key, self.size_bytes, self.etag, self.mtime_ns, self.version_id)
+
+    def all_keys(self) -> tuple[tuple[str, str], ...]:
+        """(key, etag) of every object that this inode owns."""
+        return ((self.key, self.etag), *self.also)
+
+
+class DirtyRow(msgspec.Struct, frozen=True, array_like=True):
+    """The bucket must be brought up to date with one inode.
+
+    ``generation`` grows with every change: what was published under an older one is not enough.
+    ``claim``: key that an upload may be writing right now, "" if none.
+    """
+
+    ino: int
+    since_ns: int
+    generation: int
+    reasons: int
+    claim: str = ""
+
+
+class DoomedRow(msgspec.Struct, frozen=True, array_like=True):
+    """An object (``prefix``: all under a prefix, the key ends in ``/``) that no name maps to any more.
+
+    ``ino``: the inode that it was the content of (0: none), which may still be open as an orphan; for a
+    prefix, the directory that was renamed away from it.
+    """
+
+    key: str
+    etag: str
+    since_ns: int
+    prefix: bool
+    ino: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode_row = _encoder.encode
+decode_object = msgspec.msgpack.Decoder(ObjectRow).decode
+decode_dirty = msgspec.msgpack.Decoder(DirtyRow).decode
+decode_doomed = msgspec.msgpack.Decoder(DoomedRow).decode
+
+# A key longer than this is cut and gets a digest, so that LMDB's limit of 511 bytes holds and a range scan
+# over a prefix still finds it.
+_MAX_PLAIN_KEY_BYTES = 440
+
+
+def dirent_key(parent_ino: int, name: bytes) -> bytes:
+    return pack_u64(parent_ino) + name + NUL_EPOCH_0
+
+
+def inode_key(ino: int) -> bytes:
+    return pack_u64(ino) + EPOCH_0
+
+
+def parent_key(ino: int, parent_ino: int, name: bytes) -> bytes:
+    return pack_u64_pair(ino, parent_ino) + name
+
+
+def object_key_digest(key: str) -> bytes:
+    """The table key for an object key: itself, or its first 440 bytes and a digest of all of it."""
+    raw = key.encode("utf-8", "surrogatepass")
+    if len(raw) <= _MAX_PLAIN_KEY_BYTES:
+        return raw
+    return raw[:_MAX_PLAIN_KEY_BYTES] + b"\0" + hashlib.blake2b(raw, digest_size=16).digest()
+
+
+def object_prefix_digest(prefix: str) -> bytes:
+    """What the table key of every object key below ``prefix`` begins with.
+
+    (Of a prefix over 440 bytes: what they begin with, and others may too.)
+    """
+    return prefix.encode("utf-8", "surrogatepass")[:_MAX_PLAIN_KEY_BYTES]
+
+
+def doomed_table_key(key: str, prefix: bool) -> bytes:
+    return (b"p" if prefix else b"k") + object_key_digest(key)
+
+
+def unpack_inode(raw: bytes) -> Inode:
+    """Raises ``DamagedRecord``."""
+    try:
+        return Inode(*INODE.unpack(raw))
+    except struct.error:
+        raise DamagedRecord(f"inode record of {len(raw)} bytes, not {INODE.size}") from None
+
+
+def pack_inode(inode: Inode) -> bytes:
+    return INODE.pack(
+        inode.ino, inode.mode, inode.uid, inode.gid, inode.nlink, inode.rdev, inode.size_bytes,
+        inode.atime_ns, inode.mtime_ns, inode.ctime_ns, inode.generation, inode.flags, inode.content_id,
+        inode.valid_until_ns, inode.listed_until_ns,
+    )  # fmt: skip
+
+
+def put_inode(txn: WriteTransaction, inode: Inode) -> None:
+    """Write an inode record as it is. Marks nothing dirty: ``tree`` and ``publish`` do."""
+    txn.put(pack_u64(inode.ino) + EPOCH_0, pack_inode(inode), db=txn.tables.inode)
+
+
+def replace_inode(inode: Inode, **changes: object) -> Inode:
+    """A copy of ``inode`` with some fields changed."""
+    return replace(inode, **changes)  # type: ignore[arg-type]
+
