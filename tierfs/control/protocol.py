@@ -1,0 +1,280 @@
+"""The messages of the control channel.
+
+``OPERATIONS`` maps an operation's name to its request and its reply. Fields are only ever added, with a
+default, so that a command and an engine of neighbouring versions understand each other; anything else
+raises ``PROTOCOL``. Names of reply fields are what ``--json`` prints: public.
+
+Paths in requests are bytes, relative to the root of the mount, without a slash in front; ``b""`` is the
+root (JSON carries them as base64: names need not be text). Paths in replies are for people and are text.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Literal
+
+import msgspec
+
+PROTOCOL = 1
+MAX_REQUEST_BYTES = 8 * 1024 * 1024
+MAX_REPLY_BYTES = 32 * 1024 * 1024
+HEADER = struct.Struct(">I")
+MAX_FAILURES = 100
+"""How many failures a reply lists; the counts beside them are complete."""
+
+
+class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=False):
+    """What a client sends. ``arguments`` is the JSON of the operation's request."""
+
+    protocol: int
+    operation: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class Progress(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How far a long operation is. A total of 0 is not known (yet)."""
+
+    phase: str = ""
+    done_files: int = 0
+    total_files: int = 0
+    done_bytes: int = 0
+    total_bytes: int = 0
+    failed_files: int = 0
+    note: str = ""
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """Why a request was refused or failed. ``error`` is the name of a class in ``tierfs.errors``."""
+
+    error: str
+    errno: int
+    message: str
+
+
+class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a server sends: exactly one field is set."""
+
+    progress: Progress | None = None
+    reply: msgspec.Raw | None = None
+    problem: Problem | None = None
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """One path for which something did not work, and what."""
+
+    path: str
+    message: str
+
+
+class PingRequest(msgspec.Struct, kw_only=True):
+    """Is anybody there? Answered by the server itself."""
+
+
+class PingReply(msgspec.Struct, kw_only=True):
+    version: str
+    pid: int
+    protocol: int
+
+
+class StatusRequest(msgspec.Struct, kw_only=True):
+    """What the mount is and how it does."""
+
+
+class EngineStatus(msgspec.Struct, kw_only=True):
+    pid: int
+    started_ns: int
+    rss_bytes: int = 0
+    buffer_bytes: int = 0
+    """File data in flight or in transit in the engine's memory; ``buffer_budget_bytes`` at most."""
+    buffer_budget_bytes: int = 0
+
+
+class FrontStatus(msgspec.Struct, kw_only=True):
+    """Which front answers the kernel (``python`` or ``native``), and why that one."""
+
+    kind: str
+    why: str
+
+
+class TierStatus(msgspec.Struct, kw_only=True):
+    """One tier. ``hits`` and ``misses`` count block reads. ``state``: ``ok``, ``bypassed``, ``failing``..."""
+
+    name: str
+    path: str
+    capacity_bytes: int
+    used_bytes: int
+    dirty_bytes: int
+    pinned_bytes: int
+    hits: int
+    misses: int
+    state: str = "ok"
+    volatile: bool = False
+
+
+class Backlog(msgspec.Struct, kw_only=True):
+    """What is not in the store yet. ``oldest_s``: for how long the oldest of it has been waiting."""
+
+    files: int = 0
+    bytes: int = 0
+    oldest_s: float = 0.0
+    deletes: int = 0
+    failed: list[Failure] = []
+
+
+class StoreStatus(msgspec.Struct, kw_only=True):
+    """Requests sent by operation, body bytes, and whether the store answers (``ok``, ``failing``)."""
+
+    url: str
+    state: str = "ok"
+    requests: dict[str, int] = {}
+    bytes_read: int = 0
+    bytes_written: int = 0
+    errors: int = 0
+
+
+class StatusReply(msgspec.Struct, kw_only=True):
+    version: str
+    uptime_s: float
+    source: str
+    mountpoint: str
+    mount_id: str
+    state_dir: str
+    read_only: bool
+    engine: EngineStatus
+    front: FrontStatus
+    tiers: list[TierStatus]
+    backlog: Backlog
+    store: StoreStatus
+    open_handles: int = 0
+    open_directories: int = 0
+    inodes: int = 0
+    hidden_keys: int = 0
+    """Keys that no path can name (``a//b``, ``..``), and objects shadowed by a directory."""
+
+
+class FlushRequest(msgspec.Struct, kw_only=True):
+    """Wait until everything at or below ``path`` that was closed before now is in the store."""
+
+    path: bytes = b""
+    timeout_s: float | None = None
+
+
+class FlushReply(msgspec.Struct, kw_only=True):
+    flushed_files: int
+    flushed_bytes: int
+    remaining_files: int
+    remaining_bytes: int
+    failed: list[Failure] = []
+
+
+class ImportRequest(msgspec.Struct, kw_only=True):
+    """List everything below ``prefix`` now, with ``jobs`` requests at a time."""
+
+    prefix: bytes = b""
+    jobs: int = 16
+
+
+class ImportReply(msgspec.Struct, kw_only=True):
+    entries: int
+    directories: int
+    requests: int
+    hidden_keys: int
+    elapsed_s: float
+    failed: list[Failure] = []
+
+
+class PrefetchRequest(msgspec.Struct, kw_only=True):
+    """Make files, and everything below directories, local. Without ``wait`` the reply comes at once."""
+
+    paths: list[bytes]
+    wait: bool = False
+
+
+class PrefetchReply(msgspec.Struct, kw_only=True):
+    """``cached + failed + evicted + skipped == total`` once it is done (``started`` False).
+
+    ``cached_bytes``: local now. ``evicted_bytes``: fetched, and pushed out again since. ``skipped_bytes``:
+    not tried, because no tier can take them. ``failed`` also lists paths that do not exist.
+    """
+
+    total_files: int
+    total_bytes: int
+    cached_bytes: int
+    failed_bytes: int
+    evicted_bytes: int
+    skipped_bytes: int
+    failed_files: int = 0
+    failed: list[Failure] = []
+    started: bool = False
+
+
+class PinRequest(msgspec.Struct, kw_only=True):
+    """Make local and keep: in the tier of that name, or in the one that holds most of it."""
+
+    paths: list[bytes]
+    tier: str | None = None
+
+
+class UnpinRequest(msgspec.Struct, kw_only=True):
+    paths: list[bytes]
+
+
+class EvictRequest(msgspec.Struct, kw_only=True):
+    """Drop local copies; what is not in the store yet stays and is listed as failed."""
+
+    paths: list[bytes]
+    tier: str | None = None
+
+
+class PathsReply(msgspec.Struct, kw_only=True):
+    """How many files and bytes were pinned, unpinned or freed."""
+
+    files: int
+    bytes: int
+    failed: list[Failure] = []
+
+
+class DrainRequest(msgspec.Struct, kw_only=True):
+    """Put the whole backlog into the store now, deletes included.
+
+    Returns early when only uploads are left that waiting will not help.
+    """
+
+    timeout_s: float | None = None
+
+
+class DrainReply(msgspec.Struct, kw_only=True):
+    remaining_files: int
+    remaining_bytes: int
+    failed: list[Failure] = []
+
+
+class UnmountRequest(msgspec.Struct, kw_only=True):
+    """A notice: the caller is about to unmount. The engine does not do it itself.
+
+    ``normal`` and ``lazy``: when the kernel lets go, the last drain takes ``grace_s`` at most. ``force``:
+    stop serving now, drain for ``grace_s`` at most, keep the rest, exit.
+    """
+
+    mode: Literal["normal", "lazy", "force"] = "normal"
+    grace_s: float = 30.0
+
+
+class UnmountReply(msgspec.Struct, kw_only=True):
+    pid: int
+    remaining_files: int
+    remaining_bytes: int
+
+
+OPERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
+    "ping": (PingRequest, PingReply),
+    "status": (StatusRequest, StatusReply),
+    "flush": (FlushRequest, FlushReply),
+    "import": (ImportRequest, ImportReply),
+    "prefetch": (PrefetchRequest, PrefetchReply),
+    "pin": (PinRequest, PathsReply),
+    "unpin": (UnpinRequest, PathsReply),
+    "evict": (EvictRequest, PathsReply),
+    "drain": (DrainRequest, DrainReply),
+    "unmount": (UnmountRequest, UnmountReply),
+}
