@@ -74,7 +74,10 @@ class ControlClient:
             raise ControlError(f"{operation}: the request has {len(message)} bytes; send it in parts")
         self._socket.settimeout(self._timeout_s)
         try:
-            self._socket.sendall(protocol.HEADER.pack(len(message)) + message)
+            try:
+                self._socket.sendall(protocol.HEADER.pack(len(message)) + message)
+            except BrokenPipeError:
+                pass  # refused before it was read: the reason is there to be received
             while True:
                 answer = self._receive()
                 if answer.progress is not None:
@@ -82,7 +85,7 @@ class ControlClient:
                         on_progress(answer.progress)
                 elif answer.problem is not None:
                     raise _error_of(answer.problem)
-                elif answer.reply is not None:
+                elif bytes(answer.reply):
                     return msgspec.json.decode(answer.reply, type=reply_type)
                 else:
                     raise ControlError("the engine sent an empty answer")

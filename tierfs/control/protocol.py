@@ -51,11 +51,14 @@ class Problem(msgspec.Struct, kw_only=True):
     message: str
 
 
+NO_REPLY = msgspec.Raw(b"")
+
+
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a server sends: exactly one field is set."""
 
     progress: Progress | None = None
-    reply: msgspec.Raw | None = None
+    reply: msgspec.Raw = NO_REPLY
     problem: Problem | None = None
 
 
