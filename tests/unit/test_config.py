@@ -282,6 +282,12 @@ def test_tiers_are_named_and_ordered_as_written(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+def test_no_tier_at_all_is_said_with_none() -> None:
+    assert loaded({"tier": ["none"]}).tiers == ()
+    with pytest.raises(ConfigError, match="none"):
+        loaded({"tier": ["none", "/a:1G"]})
+
+
 def test_more_ram_than_the_tmpfs_holds_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ram.*--shm-size"):
         loaded({"tier": ["ram:900T"]})

@@ -21,7 +21,14 @@ _DECISIONS = "capacity.json"
 
 
 def place_tiers(written: Sequence[TierText], state_dir: str) -> tuple[TierSetting, ...]:
-    """The tiers of a mount, fast to slow as written; one NVMe tier in the state directory if none is."""
+    """The tiers of a mount, fast to slow as written; one NVMe tier in the state directory if none is.
+
+    ``none`` alone means no tier at all: every read goes to the store.
+    """
+    if any(tier.size_bytes == 0 for tier in written):
+        if len(written) > 1:
+            raise ConfigError("tier: none goes with no other tier")
+        return ()
     if not written:
         written = [TierText(os.path.join(state_dir, "tier"), None)]
     remembered = _remembered(state_dir)

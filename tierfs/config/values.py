@@ -173,17 +173,22 @@ def listen_address(value: object) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+NO_TIER = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class TierText:
-    """A tier as it was written. ``path`` None: RAM. ``size_bytes`` None: take what is free."""
+    """A tier as it was written. ``path`` None: RAM. ``size_bytes`` None: take what is free; 0: no tier."""
 
     path: str | None
     size_bytes: int | None
 
 
 def tier(value: object) -> TierText:
-    """``ram:4G``, ``DIR:200G``, ``DIR``."""
+    """``ram:4G``, ``DIR:200G``, ``DIR``, or ``none`` (alone: no tier at all)."""
     given = text(value).strip()
+    if given == NO_TIER:
+        return TierText(None, 0)
     head, colon, tail = given.rpartition(":")
     size: int | None = None
     if colon and _SIZE.match(tail):
