@@ -1,0 +1,123 @@
+"""Which file of a directory is opened next. Pure but for the question who follows whom.
+
+Shards and small files are often read in the order of their names, by one process or by several that share the
+work. A cursor is one such walk through a directory: it expects the next few names after the last file
+that it saw. A file that is opened where a cursor expects it moves that cursor; any other file that is not
+local begins one. Nothing is foretold before a cursor has been right twice; then twice as much with
+every further time, so that files in random order cost a look-up each and fetch next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tierfs.types import ObjectRef
+
+MAX_CURSORS = 64
+EXPECTED_AT_FIRST = 4
+MAX_DEPTH = 32
+RIGHT_BEFORE_PREFETCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A regular file, with the content that it has in the store now."""
+
+    ino: int
+    ref: ObjectRef
+
+
+Following = Callable[[int, int], Sequence[Successor]]
+"""``following(ino, count)``: up to ``count`` files that come after that one in its directory, by name."""
+
+
+@dataclass(slots=True, eq=False)
+class _Cursor:
+    right: int = 0
+    """How many files were opened as expected."""
+    expected: OrderedDict[int, Successor] = field(default_factory=OrderedDict)
+    last: int = 0
+    """The inode after which no name has been asked for yet."""
+    at_end: bool = False
+
+
+class SuccessionDetector:
+    """See the module docstring. ``limit_bytes``: how much of unopened files one cursor may foretell."""
+
+    def __init__(self, following: Following, limit_bytes: int) -> None:
+        self._following = following
+        self._limit_bytes = limit_bytes
+        self._cursors: OrderedDict[_Cursor, None] = OrderedDict()
+        self._by_ino: dict[int, _Cursor] = {}
+
+    def opened(self, ino: int, *, local: bool) -> list[Successor]:
+        """A file is read from its start; returns what is likely to be opened after it, nearest first.
+
+        Files that were returned before and have not been opened since are returned again. ``local``: all
+        of it is here already; such a file moves a cursor, but begins none.
+        """
+        cursor = self._by_ino.get(ino)
+        if cursor is None:
+            if local:
+                return []
+            cursor = _Cursor(last=ino)
+            self._cursors[cursor] = None
+            self._expect(cursor, EXPECTED_AT_FIRST)
+            if len(self._cursors) > MAX_CURSORS:
+                self._forget(next(iter(self._cursors)))
+            return []
+        self._cursors.move_to_end(cursor)
+        cursor.right += 1
+        self._arrive(cursor, ino)
+        depth = self._depth(cursor)
+        wanted = max(depth, EXPECTED_AT_FIRST)
+        if len(cursor.expected) <= wanted // 2 or depth <= EXPECTED_AT_FIRST:
+            self._expect(cursor, wanted)
+        if not cursor.expected:
+            self._forget(cursor)
+        return self._within_limit(cursor, depth)
+
+    @staticmethod
+    def _depth(cursor: _Cursor) -> int:
+        if cursor.right < RIGHT_BEFORE_PREFETCH:
+            return 0
+        return min(MAX_DEPTH, 2 << min(cursor.right - RIGHT_BEFORE_PREFETCH, 16))
+
+    def _within_limit(self, cursor: _Cursor, depth: int) -> list[Successor]:
+        """The first is always returned: how much of it is fetched is for the caller to say."""
+        found: list[Successor] = []
+        total = 0
+        for successor in cursor.expected.values():
+            total += successor.ref.size_bytes
+            if len(found) >= depth or (found and total > self._limit_bytes):
+                break
+            found.append(successor)
+        return found
+
+    def _arrive(self, cursor: _Cursor, ino: int) -> None:
+        """Several readers may overtake each other a little; what is far behind has been skipped."""
+        expected = cursor.expected
+        behind = list(expected)[: list(expected).index(ino)]
+        del expected[ino], self._by_ino[ino]
+        for skipped in behind[: max(0, len(behind) - EXPECTED_AT_FIRST)]:
+            del expected[skipped], self._by_ino[skipped]
+
+    def _expect(self, cursor: _Cursor, count: int) -> None:
+        """Let the cursor expect ``count`` files, as far as there are so many."""
+        missing = count - len(cursor.expected)
+        if missing <= 0 or cursor.at_end:
+            return
+        found = self._following(cursor.last, missing)
+        cursor.at_end = len(found) < missing
+        for successor in found:
+            cursor.last = successor.ino
+            if successor.ino not in self._by_ino:
+                cursor.expected[successor.ino] = successor
+                self._by_ino[successor.ino] = cursor
+
+    def _forget(self, cursor: _Cursor) -> None:
+        del self._cursors[cursor]
+        for ino in cursor.expected:
+            del self._by_ino[ino]
