@@ -82,10 +82,11 @@ def test_what_is_no_duration_is_refused(given: object) -> None:
         ("s3://bucket", "s3://bucket"),
         ("s3://bucket/", "s3://bucket"),
         ("s3://bucket/a/b/", "s3://bucket/a/b"),
-        ("file:///data/x", "file:///data/x"),
-        ("file:///data/x/", "file:///data/x"),
-        ("/data/./x", "file:///data/x"),
-        ("/data/100%25", "file:///data/100%25"),
+        ("file:///data/x", "/data/x"),
+        ("file:///data/x/", "/data/x"),
+        ("file:///data/100%25%ff", "/data/100%\udcff"),
+        ("/data/./x", "/data/x"),
+        ("/data/100%25", "/data/100%25"),
     ],
 )
 def test_sources_have_one_canonical_form(given: str, expected: str) -> None:

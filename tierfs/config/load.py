@@ -160,8 +160,8 @@ def _check(settings: Settings) -> None:
     for name, path in ours:
         if is_below(path, settings.mountpoint):
             raise ConfigError(f"{name}: {path} lies below the mountpoint {settings.mountpoint}")
-    if settings.source.startswith("file://"):
-        source = settings.source[7:]
+    if settings.source.startswith("/"):
+        source = settings.source
         if is_below(source, settings.mountpoint) or is_below(settings.mountpoint, source):
             raise ConfigError(f"mountpoint: {settings.mountpoint} and the source {source} overlap")
         for name, path in ours:

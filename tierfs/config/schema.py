@@ -21,7 +21,7 @@ class TierSetting(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a mount needs to know. Sizes in bytes, times in seconds.
 
-    ``source`` is canonical (``s3://bucket/prefix`` or ``file:///dir``, no slash at the end);
+    ``source`` is canonical (``s3://bucket/prefix`` or an absolute directory, no slash at the end);
     ``mountpoint`` and ``state_dir`` are absolute. None of the directories named here is made by ``load``.
     """
 

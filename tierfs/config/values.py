@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tierfs.mountpoint import canonical
 
@@ -23,7 +23,7 @@ _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 Parser = Callable[[object], object]
 
-_BUCKET = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")
+_BUCKET = re.compile(r"^(?:[A-Za-z0-9][A-Za-z0-9._-]{1,254}|arn:[A-Za-z0-9:._-]+)$")
 
 FOREVER_S = 10 * 365 * 86400.0
 """What ``inf`` means for a duration: far beyond any mount's life, and still a date."""
@@ -209,15 +209,15 @@ def tier(value: object) -> TierText:
 
 
 def source(value: object) -> str:
-    """``s3://bucket[/prefix]``, ``file:///dir`` or a directory, in its canonical form.
+    """SOURCE in its canonical form: ``s3://bucket[/prefix]``, or the absolute path of a directory.
 
-    What follows ``file://`` is a path as it is: nothing in it is percent-decoded.
+    A ``file://`` URL is percent-decoded; what follows ``s3://`` is taken as it is, like a key.
     """
     given = text(value)
     if given.startswith("s3://"):
         bucket, _, prefix = given[5:].partition("/")
-        if "@" in bucket or ":" in bucket:
-            raise ValueError(f"{bucket!r} is not a bucket; credentials and addresses do not belong in it")
+        if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
+            raise ValueError("credentials and addresses do not belong in it; use --profile and --endpoint-url")
         if not _BUCKET.match(bucket):
             raise ValueError(f"{bucket!r} is not the name of a bucket")
         prefix = prefix.strip("/")
@@ -225,10 +225,10 @@ def source(value: object) -> str:
             raise ValueError(f"the prefix {prefix!r} has an empty, '.' or '..' part")
         return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
     if given.startswith("file://"):
-        directory = given[7:].removeprefix("localhost")
-        if not directory.startswith("/"):
+        directory = unquote(given[7:].removeprefix("localhost"), errors="surrogateescape")
+        if not directory.startswith("/") or "\0" in directory:
             raise ValueError(f"{given!r}: write file:///dir, with three slashes")
-        return "file://" + canonical(directory)
+        return canonical(directory)
     if re.match(r"^[A-Za-z][A-Za-z0-9+.-]*://", given):
         raise ValueError(f"{given!r}: SOURCE is s3://bucket[/prefix], file:///dir or a directory")
-    return "file://" + canonical(os.path.expanduser(given))
+    return canonical(os.path.expanduser(given))
