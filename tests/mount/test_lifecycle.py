@@ -52,6 +52,10 @@ def daemon(mount_factory: MountFactory) -> Iterator[Mounted]:
     wait_until(lambda: gone(pid), "end of the engine")
 
 
+@pytest.mark.semantics(
+    "S-MOUNT-1",
+    "`tierfs mount` returns when the root can be listed; if it cannot be, it fails with the reason and leaves no mount.",
+)
 def test_mount_returns_when_the_root_can_be_listed(daemon: Mounted) -> None:
     assert daemon.is_up()
     (daemon.path / "f").write_bytes(b"1")
@@ -90,6 +94,9 @@ def test_umount_of_a_busy_mount_when_told_to(daemon: Mounted, options: tuple[str
     wait_until(lambda: gone(pid), "end of the engine")
 
 
+@pytest.mark.semantics(
+    "S-MOUNT-4", "`tierfs umount` of a mount in use names the processes that use it and changes nothing."
+)
 def test_busy_umount_names_the_holders_and_changes_nothing(mounted: Mounted) -> None:
     (mounted.path / "f").write_bytes(b"1")
     code = "import os, sys; f = open(sys.argv[1]); print('ready', flush=True); sys.stdin.read()"
@@ -110,6 +117,7 @@ def test_busy_umount_names_the_holders_and_changes_nothing(mounted: Mounted) -> 
     mounted.umount()
 
 
+@pytest.mark.semantics("S-WRITE-7", "A clean unmount and SIGTERM return when everything is in the store.")
 def test_umount_waits_until_everything_is_in_the_store(mounted: Mounted) -> None:
     contents = {f"f{i}": os.urandom(1_000_000) for i in range(20)}
     for name, data in contents.items():
@@ -120,6 +128,7 @@ def test_umount_waits_until_everything_is_in_the_store(mounted: Mounted) -> None
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.semantics("S-WRITE-7", "A clean unmount and SIGTERM return when everything is in the store.")
 def test_signal_drains_and_unmounts(mounted: Mounted, signal_number: int) -> None:
     contents = {f"f{i}": os.urandom(300_000) for i in range(10)}
     for name, data in contents.items():
@@ -158,6 +167,10 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.semantics(
+    "S-MOUNT-1",
+    "`tierfs mount` returns when the root can be listed; if it cannot be, it fails with the reason and leaves no mount.",
+)
 def test_refusals_leave_no_mount_and_give_the_reason(mount_factory: MountFactory, case: str) -> None:
     words, reason = REFUSALS[case]
     mounted = mount_factory.prepare()
@@ -189,6 +202,9 @@ def test_refusals_leave_no_mount_and_give_the_reason(mount_factory: MountFactory
     assert mount_entry(mounted.path) is None
 
 
+@pytest.mark.semantics(
+    "S-MOUNT-3", "A live mount is not mounted over, and the state of a live mount is not used twice."
+)
 def test_a_live_mount_is_refused(mounted: Mounted) -> None:
     answer = attempt(mounted)
     assert answer.returncode != 0
@@ -209,6 +225,9 @@ def test_a_live_mount_of_another_file_system_is_refused(mount_factory: MountFact
         subprocess.run(["umount", str(mounted.path)], check=True)
 
 
+@pytest.mark.semantics(
+    "S-MOUNT-3", "A live mount is not mounted over, and the state of a live mount is not used twice."
+)
 def test_the_state_of_a_live_mount_cannot_be_used_twice(
     mounted: Mounted, mount_factory: MountFactory
 ) -> None:
@@ -220,6 +239,9 @@ def test_the_state_of_a_live_mount_cannot_be_used_twice(
     (mounted.path / "f").write_bytes(b"still alive")
 
 
+@pytest.mark.semantics(
+    "S-MOUNT-2", "A mount whose engine died is cleared away by the next `tierfs mount` at the same place."
+)
 def test_a_dead_mount_is_cleared_away(mounted: Mounted) -> None:
     (mounted.path / "f").write_bytes(b"1")
     mounted.kill9()

@@ -50,6 +50,11 @@ def times(top: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("how", ["remount", "crash_and_restart", "flush_and_crash", "sigterm"])
+@pytest.mark.semantics(
+    "S-WRITE-2", "What was written and closed before the engine was killed is there after the next mount."
+)
+@pytest.mark.semantics("S-NAME-4", "Inode numbers are the same after every remount.")
+@pytest.mark.semantics("S-META-3", "Extended attributes in the `user.` namespace survive a remount.")
 def test_everything_survives(mounted: Mounted, how: str) -> None:
     populate(mounted.path)
     before = tree_state(mounted.path), numbers(mounted.path), times(mounted.path)
@@ -76,6 +81,10 @@ def test_second_remount_changes_nothing_either(mounted: Mounted) -> None:
     assert tree_state(mounted.path) == before
 
 
+@pytest.mark.semantics(
+    "S-WRITE-3",
+    "After its last close a file becomes one object at the same path, with the file's bytes and nothing else.",
+)
 def test_the_store_holds_plain_files(mounted: Mounted) -> None:
     """One file is one object at the same path; any other tool reads it."""
     populate(mounted.path)
@@ -88,6 +97,11 @@ def test_the_store_holds_plain_files(mounted: Mounted) -> None:
         assert (mounted.path / path).read_bytes() == (mounted.store_dir / path).read_bytes()
 
 
+@pytest.mark.semantics(
+    "S-META-1",
+    "Mode, owner, group and modification time with nanoseconds survive a remount, and the loss of all local state once they are flushed.",
+)
+@pytest.mark.semantics("S-META-2", "Symbolic links, fifos, sockets and device nodes survive as well.")
 def test_metadata_comes_back_from_the_store_alone(mount_factory: MountFactory) -> None:
     first = mount_factory()
     populate(first.path)
@@ -170,6 +184,7 @@ def test_fsynced_change_of_an_uploaded_file_survives_a_kill(mounted: Mounted, ch
     assert (mounted.store_dir / "f").read_bytes() == bytes(expected)
 
 
+@pytest.mark.semantics("S-MOUNT-5", "After a kill or a remount the cache is still there.")
 def test_cached_bytes_survive(mounted: Mounted) -> None:
     """After a kill and a remount, what had been read is still read without a request for data."""
     data = os.urandom(3_000_000)
@@ -184,6 +199,10 @@ def test_cached_bytes_survive(mounted: Mounted) -> None:
     assert mounted.status()["store"]["bytes_read"] == 0
 
 
+@pytest.mark.semantics(
+    "S-READ-5",
+    "A block whose checksum does not match is dropped and fetched again where the engine reads it.",
+)
 def test_damaged_block_is_fetched_again(mounted: Mounted) -> None:
     """Bytes that rot in the tier are noticed where the engine reads them, dropped and fetched again."""
     data = os.urandom(1_000_000)

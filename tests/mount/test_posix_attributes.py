@@ -117,6 +117,7 @@ def _there_and_back(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.semantics("S-META-4", "`ctime` and `mtime` change when POSIX says so, and not otherwise.")
 def test_file_times(workdir: Path, change: str) -> None:
     work, mtime_changes, ctime_changes = CHANGES[change]
     path = write(workdir / "f", b"some bytes")
@@ -184,6 +185,10 @@ def test_truncate(workdir: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 131_071, 131_072, 131_073, 1_000_000])
+@pytest.mark.semantics(
+    "S-READ-6",
+    "Holes read as zeros, and so does what a truncate cut off and a later write or truncate brought back into range.",
+)
 def test_truncated_tail_does_not_come_back(workdir: Path, size: int) -> None:
     """Bytes cut off by a truncate read as zeros after the file grew again."""
     write(workdir / "f", b"\xaa" * 1_100_000)
@@ -213,6 +218,9 @@ def test_size_in_blocks_is_plausible(workdir: Path) -> None:
     assert found.st_blksize >= 512
 
 
+@pytest.mark.semantics(
+    "S-META-7", "`statfs` never reports a full or a negative file system while something can be written."
+)
 def test_statfs_tells_the_truth(workdir: Path) -> None:
     found = os.statvfs(workdir)
     assert found.f_namemax == 255

@@ -73,6 +73,9 @@ def test_append(workdir: Path) -> None:
     assert (workdir / "f").read_bytes() == b"start" + b"".join(b"%02d" % i for i in range(50)) + b"end"
 
 
+@pytest.mark.semantics(
+    "S-WRITE-10", "Writes with O_APPEND go to the end of the file, also from several handles at once."
+)
 def test_appends_of_several_threads_lose_nothing(workdir: Path) -> None:
     def work(number: int) -> None:
         handle = os.open(workdir / "f", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -89,6 +92,10 @@ def test_appends_of_several_threads_lose_nothing(workdir: Path) -> None:
     assert sorted(lines) == sorted(b"%03d-%05d" % (n, i) for n in range(4) for i in range(100))
 
 
+@pytest.mark.semantics(
+    "S-READ-6",
+    "Holes read as zeros, and so does what a truncate cut off and a later write or truncate brought back into range.",
+)
 def test_writes_beyond_the_end_leave_zeros(workdir: Path) -> None:
     with open(workdir / "f", "wb", buffering=0) as file:
         os.pwrite(file.fileno(), b"x", 3_000_000)
@@ -99,6 +106,7 @@ def test_writes_beyond_the_end_leave_zeros(workdir: Path) -> None:
     assert data.count(0) == 3_000_001 - 2
 
 
+@pytest.mark.semantics("S-WRITE-12", "A sparse file occupies local space for its written blocks only.")
 def test_huge_sparse_file_costs_little(workdir: Path) -> None:
     size = 1 << 40
     os.close(os.open(workdir / "f", os.O_CREAT | os.O_WRONLY))
@@ -159,6 +167,9 @@ def test_mmap_outlives_close_and_unlink(workdir: Path) -> None:
     view.close()
 
 
+@pytest.mark.semantics(
+    "S-WRITE-11", "A file written through a shared memory mapping has the mapped bytes after close."
+)
 def test_mmap_write_without_msync_is_there_after_close(workdir: Path) -> None:
     (workdir / "f").write_bytes(bytes(100_000))
     handle = os.open(workdir / "f", os.O_RDWR)
@@ -186,6 +197,9 @@ def test_overwrite_of_a_mapped_file_shows_in_the_mapping(workdir: Path) -> None:
         assert view[20_000:20_100] == b"B" * 100
 
 
+@pytest.mark.semantics(
+    "S-SEE-1", "What a process has written through the mount, every process on the same mount sees at once."
+)
 def test_two_handles_see_each_others_writes_at_once(workdir: Path) -> None:
     one = os.open(workdir / "f", os.O_CREAT | os.O_RDWR)
     two = os.open(workdir / "f", os.O_RDWR)

@@ -67,6 +67,7 @@ def test_rewind_sees_what_came_since(workdir: Path) -> None:
         assert sorted(stream.rest()) == sorted([*names[1:], b"later"])
 
 
+@pytest.mark.semantics("S-NAME-6", "`rewinddir`, `telldir` and `seekdir` work, in directories of any size.")
 def test_seek_to_every_position_told(workdir: Path) -> None:
     fill(workdir, 400)
     with DirStream(workdir) as stream:
@@ -109,6 +110,10 @@ def test_remove_everything_while_reading(workdir: Path) -> None:
     assert os.listdir(workdir) == []
 
 
+@pytest.mark.semantics(
+    "S-NAME-5",
+    "An entry that exists during a whole listing appears in it exactly once, whatever others create or remove meanwhile.",
+)
 def test_entries_that_stay_appear_exactly_once(workdir: Path) -> None:
     """Others create, remove and rename while one reads; what stays is seen once each time."""
     stays = set(fill(workdir, 600))
@@ -162,6 +167,7 @@ def test_two_readers_of_one_directory_do_not_disturb_each_other(workdir: Path) -
 
 
 @pytest.mark.limit_s(240)
+@pytest.mark.semantics("S-NAME-6", "`rewinddir`, `telldir` and `seekdir` work, in directories of any size.")
 def test_directory_of_twenty_thousand(workdir: Path) -> None:
     count = 20_000
     here = os.open(workdir, os.O_RDONLY)

@@ -84,6 +84,10 @@ def test_every_name_round_trips(workdir: Path, kind: str) -> None:
             assert os.listdir(here + name) == []
 
 
+@pytest.mark.semantics(
+    "S-NAME-1",
+    "A name is 1 to 255 arbitrary bytes except `/` and NUL, and comes back byte for byte, also from the store.",
+)
 def test_random_names_survive_a_remount(mounted: Mounted) -> None:
     """Also after the objects are in the store and the names come back from its keys."""
     chance = random.Random(20240229)

@@ -59,6 +59,10 @@ def test_new_files_belong_to_their_maker(open_dir: Path) -> None:
     ("mode", "allowed"),
     [(0o400, "r"), (0o200, "w"), (0o600, "rw"), (0o044, ""), (0o000, ""), (0o066, "")],
 )
+@pytest.mark.semantics(
+    "S-META-5",
+    "Permissions are checked by the kernel for every user, the sticky bit and set-ID rules included.",
+)
 def test_owner_bits_decide_for_the_owner(open_dir: Path, mode: int, allowed: str) -> None:
     os.chown(touch(open_dir / "f"), *ALICE)
     os.chmod(open_dir / "f", mode)
@@ -121,6 +125,10 @@ def test_utime_by_others(open_dir: Path) -> None:
     assert bob(lambda: os.utime(open_dir / "f")) == errno.EACCES
 
 
+@pytest.mark.semantics(
+    "S-META-5",
+    "Permissions are checked by the kernel for every user, the sticky bit and set-ID rules included.",
+)
 def test_sticky_directory(open_dir: Path) -> None:
     os.chmod(open_dir, 0o1777)
     as_user(*ALICE, lambda: touch(open_dir / "f"))
@@ -149,6 +157,10 @@ def test_setgid_directory_hands_down_its_group(open_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["write", "truncate", "chown"])
+@pytest.mark.semantics(
+    "S-META-5",
+    "Permissions are checked by the kernel for every user, the sticky bit and set-ID rules included.",
+)
 def test_set_id_bits_are_dropped_when_others_change_a_file(open_dir: Path, change: str) -> None:
     path = open_dir / "f"
     path.write_bytes(b"program")

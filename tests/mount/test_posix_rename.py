@@ -135,6 +135,9 @@ def test_open_file_follows_its_rename(workdir: Path) -> None:
     assert stat.S_IMODE(os.stat(workdir / "final").st_mode) == 0o600
 
 
+@pytest.mark.semantics(
+    "S-MOVE-3", "A reader of a file that was replaced by `rename` reads the old bytes to the end."
+)
 def test_reader_of_a_replaced_file_keeps_the_old_bytes(workdir: Path) -> None:
     old, new = os.urandom(700_000), os.urandom(300_000)
     write(workdir / "f", old)
@@ -157,6 +160,7 @@ def test_writer_of_a_replaced_file_does_not_touch_the_new_one(workdir: Path) -> 
     assert (workdir / "f").read_bytes() == b"new"
 
 
+@pytest.mark.semantics("S-MOVE-2", "RENAME_NOREPLACE and RENAME_EXCHANGE work.")
 def test_noreplace(workdir: Path) -> None:
     write(workdir / "a", b"a")
     write(workdir / "b", b"b")
@@ -167,6 +171,7 @@ def test_noreplace(workdir: Path) -> None:
 
 
 @pytest.mark.parametrize("kinds", ["ff", "fd", "df", "dd", "fs"])
+@pytest.mark.semantics("S-MOVE-2", "RENAME_NOREPLACE and RENAME_EXCHANGE work.")
 def test_exchange(workdir: Path, kinds: str) -> None:
     for directory in ("p", "q"):
         os.mkdir(workdir / directory)
@@ -203,6 +208,10 @@ def test_exchange_errors(workdir: Path) -> None:
     assert errno_of(lambda: renameat2(workdir / "a", workdir / "b", RENAME_WHITEOUT | 64)) == errno.EINVAL
 
 
+@pytest.mark.semantics(
+    "S-MOVE-1",
+    "`rename` is atomic in the mount: at every moment the target name means the old or the new file.",
+)
 def test_rename_back_and_forth_under_a_reader_never_shows_nothing(workdir: Path) -> None:
     """A name that is replaced over and over is there at every moment, with one of its contents."""
     write(workdir / "f", b"0" * 100)
