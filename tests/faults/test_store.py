@@ -159,7 +159,6 @@ def test_short_bodies_for_ever(mounted: Mounted) -> None:
     mounted.heal()
     assert (mounted.path / "f4").read_bytes() == content(mounted, "f4")
     mounted.fail(OUTAGE)
-    mounted.crash_and_restart() if False else None
     assert (mounted.path / "f4").read_bytes() == content(mounted, "f4")
 
 
