@@ -371,6 +371,19 @@ def test_a_smaller_capacity_shows_as_excess() -> None:
     assert policy.used_bytes <= 50
 
 
+def test_no_capacity_at_all() -> None:
+    policy = EvictionPolicy(0)
+    policy.load(unit(1), 10)
+    assert policy.admit(unit(2), 1) is Admission.REFUSED
+    assert policy.admit(unit(3), 0)
+    policy.grow(unit(3), 5)
+    for _ in range(3):
+        policy.touch(unit(1))
+        policy.touch(unit(3))
+    assert policy.excess_bytes == 15
+    assert sorted(policy.victims(15)) == [unit(1), unit(3)]
+
+
 class PolicyMachine(RuleBasedStateMachine):
     """Any sequence of calls, against a dict."""
 
@@ -401,7 +414,7 @@ class PolicyMachine(RuleBasedStateMachine):
             return
         held = sum(size for unit, size in self.sizes.items() if self.pins.get(unit) or unit in self.dirty)
         admitted = self.policy.admit(unit, size, dirty=dirty)
-        assert bool(admitted) == (size <= self.CAPACITY - held)
+        assert bool(admitted) == (size <= self.policy.capacity_bytes - held)
         if admitted:
             self.sizes[unit] = size
             if dirty:
@@ -457,6 +470,11 @@ class PolicyMachine(RuleBasedStateMachine):
         else:
             self.policy.clear_dirty(unit)
             self.dirty.discard(unit)
+
+    @rule(capacity=st.integers(0, 250))
+    def resize(self, capacity: int) -> None:
+        self.policy.resize(capacity)
+        self.evict()
 
     @rule(nbytes=st.integers(0, 300))
     def look_at_victims(self, nbytes: int) -> None:

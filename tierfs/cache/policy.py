@@ -363,7 +363,7 @@ class EvictionPolicy:
 
     def _learn(self, distance: int, size_bytes: int) -> None:
         """A main unit was visited again after ``distance``."""
-        fading = min(1.0, size_bytes / (MEMORY_CAPACITIES * self._capacity))
+        fading = min(1.0, size_bytes / (MEMORY_CAPACITIES * max(1, self._capacity)))
         if self._last_hit:
             pause = self._clock - self._last_hit
             self._longest_pause = max(pause, self._longest_pause * (1 - fading))
@@ -387,7 +387,7 @@ class EvictionPolicy:
             ):
                 return True
         if idle > self._stale_after:
-            self._stale_after *= 1 + size_bytes / self._capacity
+            self._stale_after *= 1 + size_bytes / max(1, self._capacity)
             return True
         return False
 
