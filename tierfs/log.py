@@ -41,8 +41,7 @@ _secrets: set[str] = set()
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """A logger for a module: ``log.info("text", name=value)``, ``log.exception("text")`` with the stack."""
-    # Not .bind(): that would freeze the configuration of this moment into the logger.
-    logger: structlog.stdlib.BoundLogger = structlog.get_logger(name, module=name)
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(name)
     return logger
 
 
@@ -89,11 +88,10 @@ def _to_line(
 ) -> tuple[tuple[str], dict[str, Any]]:
     """Render the event for the standard library's logger; the stack goes with it as ``exc_info``."""
     keywords = {name: event.pop(name) for name in ("exc_info", "stack_info") if event.get(name)}
-    module = event.pop("module", None)
     text = _escape(str(event.pop("event", "")))
     pairs = [f"{name}={_value(name, value)}" for name, value in event.items()]
     line = "  ".join([text, " ".join(pairs)]) if pairs else text
-    return (line + (f"  [{module}]" if module else ""),), keywords
+    return (line,), keywords
 
 
 def _value(name: str, value: object) -> str:
@@ -113,9 +111,7 @@ class _LineFormatter(logging.Formatter):
     """``2026-11-30T04:36:42.123Z warning  text``; further lines (stacks) are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
-        if not record.name.startswith("tierfs"):
-            text = f"{text}  [{record.name}]"
+        text = f"{record.getMessage()}  [{record.name}]"
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
         if record.stack_info:

@@ -217,7 +217,7 @@ def source(value: object) -> str:
     if given.startswith("s3://"):
         bucket, _, prefix = given[5:].partition("/")
         if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
-            raise ValueError("credentials and addresses do not belong in it; use --profile and --endpoint-url")
+            raise ValueError("credentials and addresses do not belong in it; see --profile, --endpoint-url")
         if not _BUCKET.match(bucket):
             raise ValueError(f"{bucket!r} is not the name of a bucket")
         prefix = prefix.strip("/")

@@ -1,0 +1,64 @@
+"""``tierfs status``"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tierfs.cli import target
+from tierfs.cli.target import JsonOption, MountArgument
+
+if TYPE_CHECKING:
+    from tierfs.control.protocol import StatusReply
+
+
+def command(path: MountArgument = None, as_json: JsonOption = False) -> None:
+    """Tiers, hit rates, backlog and state of a mount."""
+    from tierfs.cli.output import show_json
+
+    with target.engine_of(target.find(path), timeout_s=target.ANSWER_TIMEOUT_S) as engine:
+        reply = engine.call("status")
+    if as_json:
+        show_json(reply)
+    else:
+        _print(reply)
+
+
+def _print(reply: StatusReply) -> None:
+    from tierfs.cli.output import duration, files, printable, size, table
+
+    access = "read-only" if reply.read_only else "read-write"
+    print(f"{printable(reply.source)} on {printable(reply.mountpoint)} ({access})")
+    print(f"  engine   pid {reply.engine.pid}, tierfs {reply.version}, up {duration(reply.uptime_s)}, "
+          f"memory {size(reply.engine.rss_bytes)}")  # fmt: skip
+    print(f"  front    {reply.front.kind} ({reply.front.why})")
+    print(f"  state    {printable(reply.state_dir)}")
+    requests = sum(reply.store.requests.values())
+    print(f"  store    {reply.store.state}, {requests} requests, {reply.store.errors} errors, "
+          f"{size(reply.store.bytes_read)} read, {size(reply.store.bytes_written)} written")  # fmt: skip
+    print(f"  open     {files(reply.open_handles)}, {reply.open_directories} directories; "
+          f"{reply.inodes} known entries, {reply.hidden_keys} hidden keys")  # fmt: skip
+    backlog = reply.backlog
+    if backlog.files or backlog.deletes:
+        print(f"  backlog  {files(backlog.files)} ({size(backlog.bytes)}) to upload, {backlog.deletes} to delete, "
+              f"the oldest for {duration(backlog.oldest_s)}")  # fmt: skip
+    else:
+        print("  backlog  nothing: all is in the store")
+    for failure in backlog.failed:
+        print(f"  failed   {printable(failure.path)}: {printable(failure.message)}")
+    print()
+    table(
+        ["tier", "used", "capacity", "dirty", "pinned", "hit rate", "state", "path"],
+        [
+            [
+                tier.name,
+                size(tier.used_bytes),
+                size(tier.capacity_bytes),
+                size(tier.dirty_bytes),
+                size(tier.pinned_bytes),
+                f"{100 * tier.hits / (tier.hits + tier.misses):.1f} %" if tier.hits + tier.misses else "-",
+                tier.state,
+                tier.path,
+            ]
+            for tier in reply.tiers
+        ],
+    )
