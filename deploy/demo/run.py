@@ -1,0 +1,77 @@
+"""Two epochs and a checkpoint through a mountpoint, checked and measured.
+
+``python run.py MOUNTPOINT MANIFEST --tierfs PROGRAM``: the data set of the manifest is there already, and
+none of it is local yet. Exit status 0 only if every byte was right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import console
+from checkpoint import restore, save
+from data import load_manifest
+from engine import CommandFailed, Engine
+from epochs import Damaged, EpochReader
+from loader import WorkerFailed
+from report import Checkpoint, Pass, table
+
+EPOCHS = 2
+
+
+def read_epochs(mountpoint: Path, manifest: Path, engine: Engine) -> list[Pass]:
+    passes = []
+    with EpochReader(mountpoint, load_manifest(manifest)) as reader:
+        for number in range(1, EPOCHS + 1):
+            fetched_before = engine.status().fetched_bytes
+            with console.progress() as progress:
+                epoch = reader.read(number, progress)
+            passes.append(Pass(epoch, engine.status().fetched_bytes - fetched_before))
+    return passes
+
+
+def save_and_restore(mountpoint: Path, engine: Engine) -> Checkpoint:
+    directory = mountpoint / "checkpoints" / "step-000100"
+    with console.progress() as progress:
+        saved, shards = save(directory, progress)
+        returned = time.monotonic()
+        task = progress.add_task("checkpoint: upload", total=None)
+        engine.flush(directory)
+        stored_s = saved.seconds + time.monotonic() - returned
+        progress.update(task, total=saved.size_bytes, completed=saved.size_bytes)
+        local = restore(directory, shards, progress, "checkpoint: restore, tiers")
+        engine.evict(directory)
+        remote = restore(directory, shards, progress, "checkpoint: restore, store")
+    return Checkpoint(saved, stored_s, local, remote)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Two epochs and a checkpoint through a mountpoint.")
+    parser.add_argument("mountpoint", type=Path)
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("--tierfs", type=Path, required=True)
+    arguments = parser.parse_args()
+    console.stop_on_signals()
+    engine = Engine(arguments.tierfs, arguments.mountpoint)
+    try:
+        passes = read_epochs(arguments.mountpoint, arguments.manifest, engine)
+        status = engine.status()
+        checkpoint = save_and_restore(arguments.mountpoint, engine)
+        failures = engine.status().failures
+    except (CommandFailed, Damaged, WorkerFailed, OSError) as error:
+        sys.stderr.write(f"demo: {error}\n")
+        return 1
+    if failures:
+        sys.stderr.write(f"demo: not uploaded: {'; '.join(failures)}\n")
+        return 1
+    console.OUT.print()
+    console.OUT.print(table(status, passes, checkpoint))
+    console.say(f"\nEvery byte was checked. Front: {status.front}. Store: {status.store_url}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
