@@ -14,7 +14,8 @@ in part the rest still counts as cached.
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
 import trio
@@ -109,22 +110,18 @@ class PrefetchJob:
 
         What the iterable raises is raised, after what it had given before has been fetched.
         """
-        send, receive = trio.open_memory_channel[PrefetchTarget](self._parallel_files)
         broken: Exception | None = None
         try:
             with self._scope:
+                send, receive = trio.open_memory_channel[PrefetchTarget](self._parallel_files)
                 async with trio.open_nursery() as nursery:
                     for _ in range(self._parallel_files):
                         nursery.start_soon(self._work, receive.clone())
                     receive.close()
-                    async with send:
-                        try:
-                            async for target in targets:
-                                self.progress.total_files += 1
-                                self.progress.total_bytes += target.size_bytes
-                                await send.send(target)
-                        except Exception as error:
-                            broken = error
+                    try:
+                        await self._feed(send, targets)
+                    except Exception as error:
+                        broken = error
             await self._verify()
         finally:
             self._skip_the_rest()
@@ -132,6 +129,18 @@ class PrefetchJob:
         if broken is not None:
             raise broken
         return self.progress
+
+    async def _feed(
+        self, send: trio.MemorySendChannel[PrefetchTarget], targets: AsyncIterable[PrefetchTarget]
+    ) -> None:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(send)
+            if isinstance(targets, AsyncGenerator):
+                await stack.enter_async_context(aclosing(targets))
+            async for target in targets:
+                self.progress.total_files += 1
+                self.progress.total_bytes += target.size_bytes
+                await send.send(target)
 
     async def _work(self, receive: trio.MemoryReceiveChannel[PrefetchTarget]) -> None:
         async with receive:
