@@ -76,7 +76,7 @@ class WeedServer:
         self.resume()
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(2)  # it likes to wait for idle connections; the data do not matter
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(10)

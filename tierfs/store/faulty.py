@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
-import structlog
 
 from tierfs.errors import (
     ClockSkewed,
@@ -33,6 +32,7 @@ from tierfs.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from tierfs.log import get_logger
 from tierfs.store.base import (
     LIST_PAGE_KEYS,
     UNCONDITIONAL,
@@ -50,7 +50,7 @@ from tierfs.types import ObjectInfo
 
 FAULTS_ENVIRONMENT = "TIERFS_FAULTS"
 _FILE_CHECK_S = 0.1
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 T = TypeVar("T")
 
 Kind = Literal[
@@ -160,12 +160,12 @@ class FileFaults(Faults):
                 self.clear()
             return
         except (OSError, msgspec.DecodeError) as error:
-            _log.warning("faults_file_unusable", path=self._path, error=str(error))
+            _log.warning("faults file unusable", path=self._path, error=str(error))
             return
         self._seen = seen
         self.set(*content.rules)
         self.reseed(content.seed)
-        _log.info("faults_changed", path=self._path, kinds=[rule.kind for rule in content.rules])
+        _log.info("faults changed", path=self._path, kinds=[rule.kind for rule in content.rules])
 
 
 class FaultyStore:

@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-import structlog
-
 from tierfs.errors import (
     ObjectNotFound,
     StoreAccessDenied,
@@ -28,11 +26,12 @@ from tierfs.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
+from tierfs.log import get_logger
 from tierfs.store.keys import decode_key
 from tierfs.store.local_files import fsync_directory, is_reached_as, open_directory, path_of_descriptor
 from tierfs.store.local_walk import HIDDEN_DIR, RESERVED
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _STALE_TEMPORARY_S = 24 * 3600
 _TRIES = 20
 
@@ -134,7 +133,7 @@ class Place:
         """Log, once per path, what is in the directory but not in the store."""
         if path not in self._skipped and len(self._skipped) < 1000:
             self._skipped.add(path)
-            _log.warning("store_entry_skipped", path=os.fsdecode(path), reason=reason)
+            _log.warning("entry of the store skipped", path=os.fsdecode(path), reason=reason)
 
     # Writing
 

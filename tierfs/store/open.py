@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from urllib.parse import unquote, urlsplit
 
 from tierfs.config import Settings
 from tierfs.errors import ConfigError
@@ -65,10 +64,11 @@ def _open_plain(settings: Settings, metrics: Metrics | None) -> tuple[ObjectStor
     if scheme is None:
         return _open_directory(source, metrics), ""
     if scheme[1] == "file":
-        parts = urlsplit(source)
-        if parts.netloc not in ("", "localhost") or not parts.path:
+        # What follows is a path as it is: nothing in it is percent-decoded.
+        directory = source.removeprefix("file://").removeprefix("localhost")
+        if not directory.startswith("/"):
             raise ConfigError(f"SOURCE: {source!r} must look like file:///directory")
-        return _open_directory(unquote(source.partition("://")[2].removeprefix(parts.netloc)), metrics), ""
+        return _open_directory(directory, metrics), ""
     if scheme[1] != "s3":
         # Without the rest of it: there may be a password inside.
         raise ConfigError(
@@ -77,7 +77,11 @@ def _open_plain(settings: Settings, metrics: Metrics | None) -> tuple[ObjectStor
     # boto3 takes 0.3 s to import, which a directory store does not need.
     from tierfs.store.s3 import S3Store
 
-    return S3Store.open(bucket, prefix, settings, metrics=metrics), prefix
+    return S3Store(
+        bucket, prefix=prefix, endpoint_url=settings.endpoint_url, region=settings.region,
+        profile=settings.profile, connections=settings.fetch_concurrency + settings.upload_concurrency + 8,
+        metrics=metrics,
+    ), prefix
 
 
 def _open_directory(path: str, metrics: Metrics | None) -> LocalStore:

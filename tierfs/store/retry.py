@@ -20,8 +20,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
-import structlog
-
 from tierfs.errors import (
     ClockSkewed,
     CredentialsExpired,
@@ -31,6 +29,7 @@ from tierfs.errors import (
     StoreThrottled,
     TransientStoreError,
 )
+from tierfs.log import get_logger
 from tierfs.metrics import Metrics
 from tierfs.store.base import (
     LIST_PAGE_KEYS,
@@ -49,7 +48,7 @@ from tierfs.store.counting import FAILURES, RETRIES
 from tierfs.store.local_meta import lower_names
 from tierfs.types import ObjectInfo
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.1
@@ -267,7 +266,7 @@ class RetryingStore:
         try:
             self.inner.refresh_credentials()
         except StoreError as failure:
-            _log.warning("credentials_not_refreshed", error=str(failure), after=str(error))
+            _log.warning("credentials could not be refreshed", error=str(failure), after=str(error))
             return False
         return True
 
@@ -287,7 +286,7 @@ class RetryingStore:
             if self._failing_since is not None:
                 return
             self._failing_since = self._clock()
-        _log.warning("store_failing", store=self.url, operation=operation, kind=type(error).__name__,
+        _log.warning("store failing", store=self.url, operation=operation, kind=type(error).__name__,
                      error=str(error))
 
     def _note_success(self) -> None:
@@ -297,7 +296,7 @@ class RetryingStore:
             since, self._failing_since = self._failing_since, None
             self._last_error = None
         if since is not None:
-            _log.info("store_recovered", store=self.url, after_s=round(self._clock() - since, 3))
+            _log.info("store recovered", store=self.url, after_s=round(self._clock() - since, 3))
 
 
 def multipart_etag(parts: Sequence[Part]) -> str | None:
