@@ -33,7 +33,7 @@ from tierfs.namespace.moved import MoveCursor as MoveCursor
 from tierfs.namespace.moved import is_prefix_needed as is_prefix_needed
 from tierfs.namespace.moved import next_moved_children as next_moved_children
 from tierfs.namespace.objects import RESERVED_PREFIX as RESERVED_PREFIX
-from tierfs.namespace.objects import disown_key, put_object_row
+from tierfs.namespace.objects import disown_key
 from tierfs.namespace.objects import key_of as key_of
 from tierfs.namespace.objects import key_of_path as key_of_path
 from tierfs.namespace.objects import keys_agree as keys_agree
@@ -42,6 +42,7 @@ from tierfs.namespace.objects import mark_in_store as mark_in_store
 from tierfs.namespace.objects import object_of as object_of
 from tierfs.namespace.objects import owner_of_key as owner_of_key
 from tierfs.namespace.objects import parked_key as parked_key
+from tierfs.namespace.objects import put_object_row as put_object_row
 from tierfs.namespace.objects import ref_of as ref_of
 from tierfs.namespace.schema import DirtyRow as DirtyRow
 from tierfs.namespace.schema import DoomedRow as DoomedRow
