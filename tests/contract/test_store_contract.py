@@ -61,6 +61,11 @@ def list_all(store: ObjectStore, prefix: str, *, recursive: bool = False,
     raise AssertionError("the listing does not end")
 
 
+def assert_empty(store: ObjectStore) -> None:
+    """No object is left. SeaweedFS goes on to list the directories, as prefixes, until they are deleted."""
+    assert list_all(store, "", recursive=True) == ({}, set())
+
+
 def read_all(store: ObjectStore, info: ObjectInfo) -> bytes:
     return store.get_range(info.key, 0, info.size_bytes, if_match=info.etag) if info.size_bytes else b""
 
@@ -87,8 +92,10 @@ def test_an_answer_is_bytes_whatever_the_body_was(store: ObjectStore) -> None:
 
 
 @SHAPES
-def test_keys_round_trip(store: ObjectStore, key: str) -> None:
+def test_keys_round_trip(store: ObjectStore, key: str, is_strict: bool) -> None:
     """CASES C04: names with '#', space, '+', '%'."""
+    if not is_strict and "\\" in key:
+        pytest.skip("SeaweedFS takes a backslash for a slash")
     key = "shapes/" + key
     info = store.put(key, key.encode(), metadata={"n": "1"})
     objects, _ = list_all(store, "shapes/", recursive=True)
@@ -104,7 +111,7 @@ def test_keys_round_trip(store: ObjectStore, key: str) -> None:
     copied = store.copy(store.head(key), key.replace("shapes/", "copies/", 1))
     assert read_all(store, copied) == key.encode()
     assert store.delete_many([key, copied.key]) == []
-    assert list_all(store, "shapes/", recursive=True) == ({}, set())
+    assert_empty(store)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 128 * 1024 - 1, 128 * 1024, 128 * 1024 + 976, MIB + 1])
@@ -261,17 +268,18 @@ def test_more_than_a_thousand_keys(store: ObjectStore) -> None:
     assert first.next_token is not None
     assert set(list_all(store, "many/")[0]) == set(keys)
     assert store.delete_many([*keys, "many/absent"]) == []
-    assert list_all(store, "many/") == ({}, set())
+    assert_empty(store)
 
 
-def test_delete(store: ObjectStore) -> None:
+def test_delete(store: ObjectStore, is_strict: bool) -> None:
     store.put("d/e/f", b"1")
     store.delete("d/e/f")
     store.delete("d/e/f")
     with pytest.raises(ObjectNotFound):
         store.head("d/e/f")
-    assert list_all(store, "") == ({}, set())
-    assert list_all(store, "", recursive=True) == ({}, set())
+    assert_empty(store)
+    if is_strict:
+        assert list_all(store, "") == ({}, set())
 
 
 def test_directory_markers(store: ObjectStore, is_strict: bool) -> None:

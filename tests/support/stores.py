@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from tests.support import weed
-from tierfs.store.base import ObjectStore
+from tierfs.store.base import (
+    UNCONDITIONAL,
+    Buffer,
+    Condition,
+    DeleteFailure,
+    ListPage,
+    ObjectStore,
+    Part,
+    StoreCapabilities,
+    UnfinishedUpload,
+)
 from tierfs.store.local import LocalStore
 from tierfs.store.retry import RetryingStore
 from tierfs.store.s3 import S3Store
+from tierfs.types import ObjectInfo
 
 MIB = 1024 * 1024
 _buckets: list[str] = []
@@ -51,11 +64,96 @@ def _weed_store(*, use_fast_path: bool) -> Iterator[ObjectStore]:
     with environment(server.environment):
         store = S3Store(_buckets[0], endpoint_url=server.endpoint_url, region="us-east-1", connections=16,
                         use_fast_path=use_fast_path)
+        view = PrefixedStore(store, f"t-{secrets.token_hex(4)}/")
         try:
-            yield store
+            yield view
         finally:
-            empty(store)
+            empty(view)
             store.close()
+
+
+class PrefixedStore:
+    """What lies below a prefix of another store, as a store of its own."""
+
+    def __init__(self, inner: ObjectStore, prefix: str) -> None:
+        self.inner = inner
+        self._prefix = prefix
+
+    def __repr__(self) -> str:
+        return f"PrefixedStore({self.inner!r}, {self._prefix!r})"
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return self.inner.capabilities
+
+    def check(self) -> None:
+        self.inner.check()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def list_page(
+        self, prefix: str, *, recursive: bool = False, token: str | None = None, limit: int = 1000
+    ) -> ListPage:
+        page = self.inner.list_page(self._prefix + prefix, recursive=recursive, token=token, limit=limit)
+        return ListPage([self._inside(info) for info in page.objects],
+                        [name.removeprefix(self._prefix) for name in page.prefixes], page.next_token)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._inside(self.inner.head(self._prefix + key))
+
+    def get_range(self, key: str, offset_bytes: int, length_bytes: int, *,
+                  if_match: str | None = None, version_id: str | None = None) -> bytes:
+        return self.inner.get_range(self._prefix + key, offset_bytes, length_bytes, if_match=if_match,
+                                    version_id=version_id)
+
+    def put(self, key: str, body: Buffer, *, metadata: Mapping[str, str] | None = None,
+            condition: Condition = UNCONDITIONAL) -> ObjectInfo:
+        return self._inside(self.inner.put(self._prefix + key, body, metadata=metadata, condition=condition))
+
+    def copy(self, source: ObjectInfo, target_key: str, *, metadata: Mapping[str, str] | None = None,
+             condition: Condition = UNCONDITIONAL) -> ObjectInfo:
+        return self._inside(self.inner.copy(self._outside(source), self._prefix + target_key,
+                                            metadata=metadata, condition=condition))
+
+    def delete(self, key: str) -> None:
+        self.inner.delete(self._prefix + key)
+
+    def delete_many(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        return self.inner.delete_many([self._prefix + key for key in keys])
+
+    def start_multipart(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        return self.inner.start_multipart(self._prefix + key, metadata=metadata)
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Buffer) -> Part:
+        return self.inner.upload_part(self._prefix + key, upload_id, number, body)
+
+    def copy_part(self, key: str, upload_id: str, number: int, source: ObjectInfo,
+                  offset_bytes: int, length_bytes: int) -> Part:
+        return self.inner.copy_part(self._prefix + key, upload_id, number, self._outside(source),
+                                    offset_bytes, length_bytes)
+
+    def complete_multipart(self, key: str, upload_id: str, parts: Sequence[Part], *,
+                           condition: Condition = UNCONDITIONAL) -> ObjectInfo:
+        return self._inside(self.inner.complete_multipart(self._prefix + key, upload_id, parts,
+                                                          condition=condition))
+
+    def abort_multipart(self, key: str, upload_id: str) -> None:
+        self.inner.abort_multipart(self._prefix + key, upload_id)
+
+    def list_unfinished_uploads(self, prefix: str) -> Sequence[UnfinishedUpload]:
+        return [UnfinishedUpload(upload.key.removeprefix(self._prefix), upload.upload_id, upload.started_ns)
+                for upload in self.inner.list_unfinished_uploads(self._prefix + prefix)]
+
+    def _inside(self, info: ObjectInfo) -> ObjectInfo:
+        return replace(info, key=info.key.removeprefix(self._prefix))
+
+    def _outside(self, info: ObjectInfo) -> ObjectInfo:
+        return replace(info, key=self._prefix + info.key)
 
 
 def empty(store: ObjectStore, prefix: str = "") -> None:

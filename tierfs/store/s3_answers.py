@@ -104,6 +104,8 @@ def list_page(answer: Mapping[str, Any], decoder: KeyDecoder, prefix: str, *, re
         if slash and not recursive:  # this server ignores the delimiter
             prefixes[f"{prefix}{below}/"] = None
             continue
+        if key.endswith("/") and not plain_etag(entry.get("ETag")):
+            continue  # SeaweedFS shows its own directories so; nobody put an object there
         objects.append(ObjectInfo(key, _size(entry["Size"]), plain_etag(entry["ETag"]),
                                   mtime_ns_of(entry.get("LastModified"))))
     next_token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
