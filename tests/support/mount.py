@@ -147,6 +147,8 @@ class Mounted:
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
         }
+        if len(tierfs_command()) > 1:  # not installed: the package of this work tree
+            own["PYTHONPATH"] = str(Path(__file__).parents[2])
         return {**kept, **own, **self.environment}
 
     def start(self, *extra: str) -> Mounted:
