@@ -48,7 +48,7 @@ def test_a_record_is_private_and_found_by_any_path_below(
     found = registry.find("/mnt/a/some//dir/../file")
     assert found == registry.Found(mountpoint="/mnt/a", relative=b"some/file", record=record, is_mounted=True)
     assert found.record is not None
-    assert found.record.is_running
+    assert found.record.is_running()
     assert registry.find("/mnt/b").record is None
 
 
@@ -81,12 +81,12 @@ def test_a_path_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_record_whose_process_is_gone_or_another_does_not_run() -> None:
     record = record_at("/mnt/a")
-    assert record.is_running
-    assert not msgspec.structs.replace(record, pid_start_ticks=record.pid_start_ticks + 1).is_running
+    assert record.is_running()
+    assert not msgspec.structs.replace(record, pid_start_ticks=record.pid_start_ticks + 1).is_running()
     child = subprocess.Popen([sys.executable, "-c", ""])
     ticks = registry.start_ticks(child.pid)
     child.wait()
-    assert not msgspec.structs.replace(record, pid=child.pid, pid_start_ticks=ticks or 1).is_running
+    assert not msgspec.structs.replace(record, pid=child.pid, pid_start_ticks=ticks or 1).is_running()
 
 
 def test_a_damaged_record_is_passed_over(run_dir: Path) -> None:

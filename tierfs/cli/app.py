@@ -6,6 +6,8 @@ import sys
 from typing import Annotated
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from tierfs import __version__
 from tierfs.cli import (
@@ -30,6 +32,7 @@ app = typer.Typer(
     help="An S3 bucket as a POSIX directory, with what the job needs in local RAM and NVMe.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -65,8 +68,11 @@ app.command("version")(version.command)
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
+    group = typer.main.get_command(app)
+    if isinstance(group, TyperGroup):
+        group.rich_markup_mode = None  # the list of commands without rich: half the time
     try:
-        app(arguments, prog_name="tierfs")
+        group.main(args=arguments, prog_name="tierfs")
     except SystemExit as exit_:
         if exit_.code is None:
             return exit_codes.OK

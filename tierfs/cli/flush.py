@@ -12,7 +12,9 @@ from tierfs.cli.target import JsonOption, MountArgument
 
 def command(
     path: MountArgument = None,
-    timeout: Annotated[str | None, typer.Option(help="Give up after this time (30, 5m...); exit code 5.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(help="Give up after this time (30, 5m...); exit code 5.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Wait until everything that was written (below PATH) is in the store."""
@@ -30,7 +32,9 @@ def command(
             print(f"{output.files(reply.flushed_files)} ({output.size(reply.flushed_bytes)}) uploaded")
         output.list_failures(reply.failed)
         if reply.remaining_files:
-            output.say(f"not in the store yet: {output.files(reply.remaining_files)} "
-                       f"({output.size(reply.remaining_bytes)})")  # fmt: skip
+            output.say(
+                f"not in the store yet: {output.files(reply.remaining_files)} "
+                f"({output.size(reply.remaining_bytes)})"
+            )
     if reply.remaining_files or reply.failed:
         raise typer.Exit(exit_codes.PARTLY)

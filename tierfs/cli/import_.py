@@ -28,8 +28,10 @@ def command(
     if as_json:
         output.show_json(reply)
     else:
-        print(f"{reply.entries} entries in {reply.directories} directories, {reply.requests} requests, "
-              f"{output.duration(reply.elapsed_s)}")  # fmt: skip
+        print(
+            f"{reply.entries} entries in {reply.directories} directories, {reply.requests} requests, "
+            f"{output.duration(reply.elapsed_s)}"
+        )
         if reply.hidden_keys:
             output.say(f"{reply.hidden_keys} keys cannot be shown as paths and stay hidden; see the log")
         output.list_failures(reply.failed)

@@ -13,6 +13,9 @@ from tierfs.cli.target import JsonOption
 from tierfs.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tierfs.control.client import ControlClient
     from tierfs.control.protocol import PrefetchReply, Progress
 
 MAX_LISTED = 100
@@ -24,10 +27,16 @@ def command(
     ] = None,
     list_file: Annotated[
         str | None,
-        typer.Option("--list", metavar="FILE", help="Read more paths from FILE, one a line; - is standard input."),
+        typer.Option(
+            "--list", metavar="FILE", help="Read more paths from FILE, one a line; - is standard input."
+        ),
     ] = None,
-    null: Annotated[bool, typer.Option("--null", "-0", help="Paths in FILE end in NUL, as find -print0.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait, with progress; exit code 5 if anything failed.")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="Paths in FILE end in NUL, as find -print0.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait, with progress; exit code 5 if anything failed.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch files, and everything below directories, into the tiers.
@@ -43,7 +52,10 @@ def command(
         raise ConfigError("prefetch: name at least one PATH, or --list FILE")
     total = _nothing()
     for found, relative in target.group([_on_mount(path) for path in given]):
-        with target.engine_of(found) as engine, output.progress("prefetch", quiet=as_json or not wait) as update:
+        with (
+            target.engine_of(found) as engine,
+            output.progress("prefetch", quiet=as_json or not wait) as update,
+        ):
             for batch in target.batches(relative):
                 _add(total, _call(engine, batch, wait, total, update))
     if as_json:
@@ -51,9 +63,11 @@ def command(
     elif not wait:
         print("started; 'tierfs status' shows the tiers fill")
     else:
-        print(f"{output.files(total.total_files)}, {output.size(total.total_bytes)}: "
-              f"{output.size(total.cached_bytes)} cached, {output.size(total.failed_bytes)} failed, "
-              f"{output.size(total.evicted_bytes)} evicted, {output.size(total.skipped_bytes)} skipped")  # fmt: skip
+        print(
+            f"{output.files(total.total_files)}, {output.size(total.total_bytes)}: "
+            f"{output.size(total.cached_bytes)} cached, {output.size(total.failed_bytes)} failed, "
+            f"{output.size(total.evicted_bytes)} evicted, {output.size(total.skipped_bytes)} skipped"
+        )
         output.list_failures(total.failed, total.failed_files)
         if total.evicted_bytes or total.skipped_bytes:
             output.say("the tiers are too small to hold all of it")
@@ -61,7 +75,13 @@ def command(
         raise typer.Exit(exit_codes.PARTLY)
 
 
-def _call(engine, batch, wait, before, update):  # type: ignore[no-untyped-def]
+def _call(
+    engine: ControlClient,
+    batch: list[bytes],
+    wait: bool,
+    before: PrefetchReply,
+    update: Callable[[Progress], None],
+) -> PrefetchReply:
     """One request; its progress is shown on top of what earlier ones did."""
     from msgspec.structs import replace
 
@@ -78,7 +98,8 @@ def _call(engine, batch, wait, before, update):  # type: ignore[no-untyped-def]
             )
         )
 
-    return engine.call("prefetch", PrefetchRequest(paths=batch, wait=wait), on_progress)
+    reply: PrefetchReply = engine.call("prefetch", PrefetchRequest(paths=batch, wait=wait), on_progress)
+    return reply
 
 
 def _nothing() -> PrefetchReply:
@@ -90,8 +111,15 @@ def _nothing() -> PrefetchReply:
 
 
 def _add(total: PrefetchReply, reply: PrefetchReply) -> None:
-    for name in ("total_files", "total_bytes", "cached_bytes", "failed_bytes", "evicted_bytes", "skipped_bytes",
-                 "failed_files"):  # fmt: skip
+    for name in (
+        "total_files",
+        "total_bytes",
+        "cached_bytes",
+        "failed_bytes",
+        "evicted_bytes",
+        "skipped_bytes",
+        "failed_files",
+    ):
         setattr(total, name, getattr(total, name) + getattr(reply, name))
     total.failed = [*total.failed, *reply.failed][:MAX_LISTED]
     total.started = reply.started

@@ -28,19 +28,27 @@ def _print(reply: StatusReply) -> None:
 
     access = "read-only" if reply.read_only else "read-write"
     print(f"{printable(reply.source)} on {printable(reply.mountpoint)} ({access})")
-    print(f"  engine   pid {reply.engine.pid}, tierfs {reply.version}, up {duration(reply.uptime_s)}, "
-          f"memory {size(reply.engine.rss_bytes)}")  # fmt: skip
+    print(
+        f"  engine   pid {reply.engine.pid}, tierfs {reply.version}, up {duration(reply.uptime_s)}, "
+        f"memory {size(reply.engine.rss_bytes)}"
+    )
     print(f"  front    {reply.front.kind} ({reply.front.why})")
     print(f"  state    {printable(reply.state_dir)}")
     requests = sum(reply.store.requests.values())
-    print(f"  store    {reply.store.state}, {requests} requests, {reply.store.errors} errors, "
-          f"{size(reply.store.bytes_read)} read, {size(reply.store.bytes_written)} written")  # fmt: skip
-    print(f"  open     {files(reply.open_handles)}, {reply.open_directories} directories; "
-          f"{reply.inodes} known entries, {reply.hidden_keys} hidden keys")  # fmt: skip
+    print(
+        f"  store    {reply.store.state}, {requests} requests, {reply.store.errors} errors, "
+        f"{size(reply.store.bytes_read)} read, {size(reply.store.bytes_written)} written"
+    )
+    print(
+        f"  open     {files(reply.open_handles)}, {reply.open_directories} directories; "
+        f"{reply.inodes} known entries, {reply.hidden_keys} hidden keys"
+    )
     backlog = reply.backlog
     if backlog.files or backlog.deletes:
-        print(f"  backlog  {files(backlog.files)} ({size(backlog.bytes)}) to upload, {backlog.deletes} to delete, "
-              f"the oldest for {duration(backlog.oldest_s)}")  # fmt: skip
+        uploads = f"{files(backlog.files)} ({size(backlog.bytes)}) to upload"
+        print(
+            f"  backlog  {uploads}, {backlog.deletes} to delete, the oldest for {duration(backlog.oldest_s)}"
+        )
     else:
         print("  backlog  nothing: all is in the store")
     for failure in backlog.failed:

@@ -25,7 +25,9 @@ BATCH_BYTES = 2 * 1024 * 1024
 
 MountArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[PATH]", help="The mountpoint or a path inside it; without, the only mount there is."),
+    typer.Argument(
+        metavar="[PATH]", help="The mountpoint or a path inside it; without, the only mount there is."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -50,10 +52,10 @@ def engine_of(found: Found, *, timeout_s: float | None = None) -> Iterator[Contr
             f"{found.mountpoint}: this user has no record of the engine that serves it; "
             "ask the user who mounted it, or root"
         )
-    if not found.record.is_running:
+    if not found.record.is_running():
         raise NoMount(
-            f"{found.mountpoint}: its engine (pid {found.record.pid}) is gone; 'tierfs umount' clears the dead "
-            f"mount away, and so does the next 'tierfs mount'; its log is {found.record.log_path}"
+            f"{found.mountpoint}: its engine (pid {found.record.pid}) is gone; 'tierfs umount' or the next "
+            f"'tierfs mount' clears the dead mount away; its log is {found.record.log_path}"
         )
     with ControlClient(found.record.socket_path, timeout_s=timeout_s) as client:
         yield client

@@ -41,7 +41,6 @@ class MountRecord(msgspec.Struct, kw_only=True, frozen=True):
     version: str
     started_ns: int
 
-    @property
     def is_running(self) -> bool:
         return start_ticks(self.pid) == self.pid_start_ticks
 
@@ -161,7 +160,7 @@ def find(path: str | None) -> Found:
     by_mountpoint = {record.mountpoint: record for record in records()}
     if path is None:
         mounted = [mount.path for mount in tierfs_mounts()]
-        running = [record.mountpoint for record in by_mountpoint.values() if record.is_running]
+        running = [record.mountpoint for record in by_mountpoint.values() if record.is_running()]
         candidates = sorted(set(mounted) | set(running))
         if not candidates:
             raise ControlError("there is no tierfs mount")
@@ -181,7 +180,7 @@ def find(path: str | None) -> Found:
             is_mounted=True,
         )
     for point, record in by_mountpoint.items():
-        if is_below(target, point) and record.is_running:
+        if is_below(target, point) and record.is_running():
             return Found(mountpoint=point, relative=_relative(target, point), record=record, is_mounted=False)
     raise ControlError(f"{path}: is not on a tierfs mount")
 

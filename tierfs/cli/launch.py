@@ -1,0 +1,224 @@
+"""Start the engine of a mount: in this process, or in one of its own that outlives the command.
+
+The detached engine is the grandchild of the command (two forks, before any thread exists), leader of its
+own session, with its standard error in the log file. It reports over a pipe, one JSON message per line:
+``{"pid": N}``, then ``{"ready": {...}}`` or ``{"error": "...", "code": N}``. The command waits for one of
+them; an end of file without it means that the engine died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tierfs import mountpoint, notify
+from tierfs.cli import exit_codes, output
+from tierfs.config import Settings
+from tierfs.config.tiers import remember_capacities
+from tierfs.errors import MountError, StoreError, TierfsError
+
+Announce = Callable[[dict[str, Any]], None]
+LOG_TAIL_LINES = 20
+
+
+def serve_here(settings: Settings, announce: Announce) -> int:
+    """Serve the mount in this process until it ends; systemd is told (``Type=notify``)."""
+    _prepare(settings)
+
+    def on_ready(decided: dict[str, Any]) -> None:
+        _ready(settings)
+        notify.sd_notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={settings.source} on {settings.mountpoint}")
+        announce(decided)
+        sys.stdout.flush()
+
+    return _serve(settings, on_ready, stderr=True)
+
+
+def serve_detached(settings: Settings, announce: Announce) -> int:
+    """Serve the mount in a process of its own; returns when it is ready. Raises what kept it from that."""
+    _prepare(settings)
+    _make_state_dir(settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _become_daemon(settings, writer)
+    os.close(writer)
+    os.waitpid(child, 0)
+    return _await(settings, reader, announce)
+
+
+def _prepare(settings: Settings) -> None:
+    mounted = mountpoint.mount_at(settings.mountpoint)
+    try:
+        mountpoint.prepare(settings.mountpoint)
+    except MountError as error:
+        if mounted is not None:
+            raise exit_codes.Busy(str(error)) from None
+        raise
+
+
+def _make_state_dir(settings: Settings) -> None:
+    try:
+        os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise MountError(f"state_dir: cannot make {settings.state_dir}: {error.strerror}") from error
+
+
+def _await(settings: Settings, reader: int, announce: Announce) -> int:
+    """Read the engine's messages until it is ready or has failed."""
+    engine_pid = 0
+    try:
+        with os.fdopen(reader, encoding="utf-8", errors="surrogateescape") as messages:
+            for line in messages:
+                message = json.loads(line)
+                if "pid" in message:
+                    engine_pid = message["pid"]
+                elif "ready" in message:
+                    announce(message["ready"])
+                    return exit_codes.OK
+                else:
+                    output.say(message["error"])
+                    return int(message["code"])
+    except KeyboardInterrupt:
+        if engine_pid:
+            os.kill(engine_pid, signal.SIGTERM)
+        raise
+    output.say("the engine ended before the mount was ready; the end of its log:")
+    for line in _tail(Path(settings.log_path)):
+        print(line, file=sys.stderr)
+    return exit_codes.FAILED
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
+    except OSError:
+        return []
+
+
+def _become_daemon(settings: Settings, writer: int) -> NoReturn:
+    """In the first child: detach, serve, and leave without the exit handlers of the command."""
+    code = exit_codes.FAILED
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.chdir("/")
+        _redirect(settings, writer)
+
+        def tell(message: dict[str, Any]) -> None:
+            data = (json.dumps(message) + "\n").encode()
+            while data:
+                data = data[os.write(writer, data) :]
+
+        def on_ready(decided: dict[str, Any]) -> None:
+            _ready(settings)
+            try:
+                tell({"ready": decided})
+            except OSError:
+                pass  # nobody waits any more: the command was interrupted
+            os.close(writer)
+
+        tell({"pid": os.getpid()})
+        try:
+            code = _serve(settings, on_ready, stderr=False)
+        except TierfsError as error:
+            code = exit_codes.code_of(error)
+            tell({"error": str(error), "code": code})
+    finally:
+        os._exit(code)
+
+
+def _redirect(settings: Settings, keep: int) -> None:
+    """Standard input from nowhere, output and errors to the log; everything else but ``keep`` closed."""
+    null = os.open(os.devnull, os.O_RDWR)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    log = os.open(settings.log_path, flags, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    inherited = [int(name) for name in os.listdir("/proc/self/fd")]
+    for descriptor in inherited:
+        if descriptor > 2 and descriptor != keep:
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass
+
+
+def _serve(settings: Settings, on_ready: Announce, *, stderr: bool) -> int:
+    """What every engine process does, attached or not."""
+    import faulthandler
+    import resource
+
+    from tierfs import log
+
+    os.umask(0o077)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    faulthandler.enable()
+    _make_state_dir(settings)
+    log.configure(level=settings.log_level, file=Path(settings.log_path), stderr=stderr)
+    logger = log.get_logger("tierfs.engine")
+    try:
+        import tierfs.mount
+
+        code = tierfs.mount.run(settings, on_ready=on_ready)
+    except TierfsError as error:
+        logger.error("cannot serve the mount", source=settings.source, reason=str(error))
+        if isinstance(error, StoreError) and settings.source not in str(error):
+            error.args = (f"{settings.source}: {error}",)
+        raise
+    except KeyboardInterrupt:
+        logger.warning("interrupted")
+        return exit_codes.INTERRUPTED
+    except Exception:
+        logger.exception("unexpected exception")
+        raise MountError(f"internal error; {settings.log_path} has the details") from None
+    logger.info("the engine ends", code=code)
+    return code
+
+
+def _ready(settings: Settings) -> None:
+    remember_capacities(settings)
+
+
+def decided_json(settings: Settings, decided: dict[str, Any]) -> dict[str, Any]:
+    """What ``mount --json`` prints: the main settings and what the engine made of them."""
+    return {
+        "source": settings.source,
+        "mountpoint": settings.mountpoint,
+        "mount_id": settings.mount_id,
+        "state_dir": settings.state_dir,
+        "log": settings.log_path,
+        "read_only": settings.read_only,
+        "allow_other": settings.allow_other,
+        **decided,
+    }
+
+
+def print_decided(settings: Settings, decided: dict[str, Any]) -> None:
+    """Tell what was decided, and why."""
+    access = "read-only" if settings.read_only else "read-write"
+    visible = "all users" if settings.allow_other else "this user only"
+    print(f"{settings.source} is mounted on {settings.mountpoint} ({access}, visible to {visible})")
+    for tier in decided.get("tiers", []):
+        print(f"  tier   {tier['name']:6} {output.size(tier['capacity_bytes']):>10}  {tier['path']}")
+    if not decided.get("tiers"):
+        print("  tier   none: every read goes to the store")
+    front = decided.get("front", {})
+    print(f"  front  {front.get('kind', '?')} ({front.get('why', '?')})")
+    print(f"  state  {settings.state_dir}")
+    print(f"  log    {settings.log_path}, pid {decided.get('pid', '?')}")
+    resumed = decided.get("resumed") or {}
+    if resumed.get("files"):
+        size = output.size(resumed.get("bytes", 0))
+        print(f"  resumes the upload of {output.files(resumed['files'])} ({size})")
