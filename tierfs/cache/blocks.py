@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tierfs.types import BLOCK_SIZE_BYTES
+from tierfs.types import BLOCK_SIZE_BYTES as BLOCK_SIZE_BYTES
 
 EXTENT_BLOCKS = 64
 EXTENT_SIZE_BYTES = EXTENT_BLOCKS * BLOCK_SIZE_BYTES

@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from tierfs.types import ContentId
@@ -36,8 +37,7 @@ class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-_HOW = _OpenHow(os.O_RDONLY | os.O_CLOEXEC, 0, _RESOLVE_CACHED)
-_HOW_SIZE = ctypes.sizeof(_OpenHow)
+_AT_FDCWD = -100
 
 
 class TierInUse(OSError):
@@ -81,15 +81,6 @@ def prepare(root: Path) -> int:
         os.close(lock)
         raise
     return lock
-
-
-def open_cached(path: str) -> int | None:
-    """Open for reading if the path is in the kernel's caches, else None. Never blocks.
-
-    Source: openat2(2), RESOLVE_CACHED (Linux 5.12).
-    """
-    fd: int = _libc.syscall(_SYS_OPENAT2, -100, path.encode(), ctypes.byref(_HOW), _HOW_SIZE)
-    return fd if fd >= 0 else None
 
 
 def open_for_fill(root: str, content_id: ContentId) -> int:
@@ -208,14 +199,18 @@ def unlink_if_there(path: str) -> None:
 
 
 class OpenFiles:
-    """Descriptors kept open for reading, the least recently used closed first. Trio thread only.
+    """Descriptors kept open, the least recently used closed first. Trio thread only.
 
-    4,000 open handles of an application cost no descriptor here; only recent reads do. A descriptor
-    that a worker thread uses is held, and closed when given back if it fell out meanwhile.
+    4,000 open handles of an application cost no descriptor here; only recent reads and writes do. A
+    descriptor that a worker thread uses is held, and closed when given back if it fell out meanwhile.
+    ``never_blocks``: on this file system ``open`` needs no device (tmpfs).
     """
 
-    def __init__(self, root: str, *, limit: int = 512, never_blocks: bool = False) -> None:
-        self._root = root
+    def __init__(self, path_of: Callable[[ContentId], str], *, write: bool = False, limit: int = 512,
+                 never_blocks: bool = False) -> None:
+        self._path_of = path_of
+        self._flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._how = _OpenHow(self._flags, 0, _RESOLVE_CACHED)
         self._limit = limit
         self._never_blocks = never_blocks
         self._open: dict[ContentId, int] = {}
@@ -229,19 +224,29 @@ class OpenFiles:
         """A descriptor if there is one, or if it can be had without waiting."""
         fd = self._open.pop(content_id, None)
         if fd is None:
-            path = object_path(self._root, content_id)
+            path = self._path_of(content_id)
             if self._never_blocks:
                 try:
-                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    fd = os.open(path, self._flags)
                 except OSError:
                     return None
             else:
-                fd = open_cached(path)
+                fd = self._open_cached(path)
                 if fd is None:
                     return None
             self._trim()
         self._open[content_id] = fd
         return fd
+
+    def _open_cached(self, path: str) -> int | None:
+        """Open if the path is in the kernel's caches. Source: openat2(2), RESOLVE_CACHED (Linux 5.12)."""
+        fd: int = _libc.syscall(_SYS_OPENAT2, _AT_FDCWD, os.fsencode(path), ctypes.byref(self._how),
+                                ctypes.sizeof(_OpenHow))
+        return fd if fd >= 0 else None
+
+    def open_blocking(self, content_id: ContentId) -> int:
+        """Worker thread: open without keeping; ``add`` it, or close it. Raises ``OSError``."""
+        return os.open(self._path_of(content_id), self._flags)
 
     def add(self, content_id: ContentId, fd: int) -> int:
         """Take over a descriptor that a worker opened; returns the one to use."""
@@ -277,6 +282,7 @@ class OpenFiles:
         return fd
 
     def close(self) -> None:
+        """Close all that nobody holds."""
         for fd in self._open.values():
             self._close(fd)
         self._open.clear()
@@ -290,3 +296,31 @@ class OpenFiles:
             self._doomed.add(fd)
         else:
             os.close(fd)
+
+
+class NowaitReader:
+    """``pread`` that never waits for a device. Trio thread only: it reuses one buffer."""
+
+    def __init__(self, *, never_blocks: bool) -> None:
+        self._flags = 0 if never_blocks else os.RWF_NOWAIT
+        self._buffer = bytearray(256 * 1024)
+
+    def read(self, fd: int, length_bytes: int, offset_bytes: int) -> bytes | None:
+        """All of the bytes, or None if some are not in the page cache (or the file ends before)."""
+        try:
+            if not self._flags:
+                data = os.pread(fd, length_bytes, offset_bytes)
+                return data if len(data) == length_bytes else None
+            if length_bytes > len(self._buffer):
+                self._buffer = bytearray(length_bytes)
+            with memoryview(self._buffer)[:length_bytes] as view:
+                if os.preadv(fd, [view], offset_bytes, self._flags) != length_bytes:
+                    return None
+                return bytes(view)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP and self._flags:
+                # tmpfs under another name: everything is in memory.
+                self._flags = 0
+                return self.read(fd, length_bytes, offset_bytes)
+            # Not in the page cache (EAGAIN), or trouble: the slow path finds out which.
+            return None

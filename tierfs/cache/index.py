@@ -187,20 +187,30 @@ class TierIndex:
 
     def has_any(self, content_id: ContentId) -> bool:
         """Some extent of that content has a record."""
-        return bool(self.extents_of(content_id))
+        gone: set[int] = set()
+        for batch in (self._pending, self._committing):
+            change = batch.get(content_id)
+            if change is None:
+                continue
+            for number, value in change.extents.items():
+                if value is None:
+                    gone.add(number)
+                elif number not in gone:
+                    return True
+            if change.dropped:
+                return False
+        with self._env.begin(db=self._extent_table) as txn:
+            return any(int.from_bytes(key[16:], "big") not in gone for key in _keys_of(txn, content_id))
 
     def committed_has(self, content_id: ContentId) -> bool:
         """The committed index (not the batch) has a record: a new file of that name must wait."""
         with self._env.begin(db=self._extent_table) as txn:
             return next(_keys_of(txn, content_id), None) is not None
 
-    def is_pinned(self, content_id: ContentId) -> bool:
-        for batch in (self._pending, self._committing):
-            change = batch.get(content_id)
-            if change is not None and change.pin is not None:
-                return change.pin
+    def pins(self) -> set[ContentId]:
+        """Every pinned content; few, so read at once."""
         with self._env.begin(db=self._pin_table) as txn:
-            return txn.get(content_id) is not None
+            return {ContentId(bytes(key)) for key in txn.cursor().iternext(keys=True, values=False)}
 
     def walk(self, after: bytes, limit: int) -> tuple[list[tuple[ContentId, int, int]], bytes | None]:
         """Committed records behind key ``after``: (content id, extent number, accounted bytes), and where

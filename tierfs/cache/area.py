@@ -1,0 +1,248 @@
+"""All dirty contents of a mount: making, opening, converting, and finding them again after a restart.
+
+Trio thread only; file system calls run in the write tier's workers. See ``dirty`` for what lies where, and
+``staging`` for the order of the steps.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import trio
+
+from tierfs.cache import device
+from tierfs.cache.dirty import BaseReader, DirtyFiles, Drain, Entry
+from tierfs.cache.sidecar import BadSidecar, Sidecar
+from tierfs.cache.staging import Staging
+from tierfs.cache.tier import Tier
+from tierfs.errors import AlreadyExists, TierFailed
+from tierfs.log import get_logger
+from tierfs.types import ContentId, ObjectRef
+
+_log = get_logger(__name__)
+
+__all__ = ["DirtyContent", "Drain", "StagingArea"]
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyContent:
+    """A content in the write tier that is not known to be in the store."""
+
+    content_id: ContentId
+    size_bytes: int
+    allocated_bytes: int
+    base: ObjectRef | None
+
+
+class StagingArea:
+    """See the module docstring. One ``Staging`` object per open content."""
+
+    def __init__(self, tier: Tier, reader: BaseReader, *, dirty_limit_bytes: int = 0) -> None:
+        self.tier = tier
+        self.dirty = DirtyFiles(tier, reader, dirty_limit_bytes=dirty_limit_bytes)
+        self._open: dict[ContentId, Staging] = {}
+        self._opening: dict[ContentId, trio.Lock] = {}
+
+    async def recover(self) -> None:
+        """Find what an earlier run left. Raises ``TierFailed``: dirty bytes must not be overlooked."""
+        try:
+            found = await trio.to_thread.run_sync(_scan, self.dirty.directory, limiter=self.tier.io)
+        except OSError as error:
+            raise TierFailed(f"{self.dirty.directory}: {error.strerror}") from error
+        self.dirty.entries.update(found)
+        self.tier.ledger.dirty_bytes = sum(entry.allocated_bytes for entry in found.values())
+
+    async def close(self) -> None:
+        """Last call: converted contents become durable, so that a reboot does not cost what was written."""
+        for content_id, entry in list(self.dirty.entries.items()):
+            if not entry.unsynced:
+                continue
+            try:
+                staging = await self.open(content_id)
+                if staging is not None:
+                    await staging.sync()
+            except TierFailed as error:
+                _log.error("dirty content not synced", content=content_id.hex(), reason=str(error))
+        for staging in list(self._open.values()):
+            await staging.close()
+        self.dirty.files.close()
+
+    def contents(self) -> list[DirtyContent]:
+        found = []
+        for content_id, entry in self.dirty.entries.items():
+            staging = self._opened(content_id)
+            size = entry.size_bytes if staging is None else staging.size_bytes
+            found.append(DirtyContent(content_id, size, entry.allocated_bytes, entry.base))
+        return found
+
+    def _opened(self, content_id: ContentId) -> Staging | None:
+        staging = self._open.get(content_id)
+        if staging is not None and staging.is_closed:
+            del self._open[content_id]
+            return None
+        return staging
+
+    async def create(self, content_id: ContentId) -> Staging:
+        """See ``Cache.create_staging``."""
+        self._refuse_known(content_id)
+        self.dirty.entries[content_id] = Entry(0, 0, None, named=False)
+        try:
+            fd = await self.dirty.call(_create, self.dirty.path_of(content_id))
+        except BaseException:
+            del self.dirty.entries[content_id]
+            raise
+        self.dirty.files.add(content_id, fd)
+        staging = self._open[content_id] = Staging(self.dirty, content_id, 0)
+        return staging
+
+    async def open(self, content_id: ContentId) -> Staging | None:
+        """See ``Cache.open_staging``."""
+        staging = self._opened(content_id)
+        entry = self.dirty.entries.get(content_id)
+        if staging is not None or entry is None:
+            await trio.lowlevel.checkpoint()
+            return staging
+        lock = self._opening.setdefault(content_id, trio.Lock())
+        try:
+            async with lock:
+                staging = self._opened(content_id)
+                if staging is None and self.dirty.entries.get(content_id) is entry:
+                    sidecar = None
+                    if entry.base is not None:
+                        sidecar = await self._reopen_sidecar(content_id)
+                    staging = self._open[content_id] = Staging(
+                        self.dirty, content_id, entry.size_bytes, sidecar)
+                return staging
+        finally:
+            if not lock.statistics().tasks_waiting:
+                self._opening.pop(content_id, None)
+
+    async def _reopen_sidecar(self, content_id: ContentId) -> Sidecar:
+        try:
+            return await self.dirty.call(
+                _reopen, self.dirty.directory, content_id, self.dirty.path_of(content_id))
+        except BadSidecar as error:
+            raise TierFailed(str(error)) from error
+
+    async def convert(self, ref: ObjectRef, content_id: ContentId) -> Staging:
+        """See ``Cache.convert``."""
+        self._refuse_known(content_id)
+        words = await self.tier.surrender(ref.content_id)
+        try:
+            self._refuse_known(content_id)
+            entry = self.dirty.entries[content_id] = Entry(ref.size_bytes, 0, ref, named=True)
+            entry.unsynced = True
+            source = device.object_path(self.tier.root, ref.content_id) if words else None
+            stale = self.tier.files.detach(ref.content_id)
+            try:
+                with trio.CancelScope(shield=True):
+                    sidecar, allocated = await self.dirty.call(
+                        _convert, self.dirty.directory, content_id, ref, source, words, stale)
+            except BaseException:
+                del self.dirty.entries[content_id]
+                raise
+        finally:
+            self.tier.end_removal(ref.content_id)
+        self.dirty.set_allocated(content_id, allocated)
+        staging = self._open[content_id] = Staging(self.dirty, content_id, ref.size_bytes, sidecar)
+        return staging
+
+    def _refuse_known(self, content_id: ContentId) -> None:
+        if content_id in self.dirty.entries:
+            raise AlreadyExists(f"dirty content {content_id.hex()} exists already")
+
+
+def _scan(directory: str) -> dict[ContentId, Entry]:
+    """Worker thread."""
+    names = set(os.listdir(directory))
+    found: dict[ContentId, Entry] = {}
+    for name in sorted(names):
+        stem, dot, suffix = name.partition(".")
+        path = f"{directory}/{name}"
+        try:
+            content_id = ContentId(bytes.fromhex(stem))
+        except ValueError:
+            continue
+        if len(content_id) != 16:
+            continue
+        if suffix.endswith("tmp"):
+            os.unlink(path)
+        elif not dot:
+            info = os.stat(path)
+            found[content_id] = Entry(info.st_size, info.st_blocks * 512, None, named=True)
+        elif suffix == "base":
+            try:
+                sidecar, _ = Sidecar.open(path)
+            except BadSidecar as error:
+                _log.error("dirty content with a damaged sidecar; kept aside", path=path, reason=str(error))
+                continue
+            sidecar.close()
+            size, allocated = sidecar.base.size_bytes, 0
+            if f"{stem}.part" in names:
+                info = os.stat(f"{directory}/{stem}.part")
+                size, allocated = info.st_size, info.st_blocks * 512
+            found[content_id] = Entry(size, allocated, sidecar.base, named=True)
+        elif suffix == "part" and f"{stem}.base" not in names:
+            _log.error("dirty bytes without their sidecar; kept aside", path=path)
+    return found
+
+
+def _create(path: str) -> int:
+    """Worker thread."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _convert(directory: str, content_id: ContentId, base: ObjectRef, source: str | None,
+             words: dict[int, int], stale_fd: int | None) -> tuple[Sidecar, int]:
+    """Worker thread: (sidecar, bytes on the device). See ``staging`` for the order of the steps."""
+    if stale_fd is not None:
+        os.close(stale_fd)
+    name = f"{directory}/{content_id.hex()}"
+    part = f"{name}.part"
+    # A sidecar without a .part says that everything comes from the base: right, should we stop here.
+    sidecar = Sidecar.create(f"{name}.base", base, device.boot_id(), limit_bytes=base.size_bytes,
+                             present=words, changed={}, durable={})
+    try:
+        if source is not None:
+            try:
+                os.rename(source, part)
+            except FileNotFoundError:
+                sidecar.close()
+                sidecar = Sidecar.create(f"{name}.base", base, device.boot_id(), limit_bytes=base.size_bytes,
+                                         present={}, changed={}, durable={})
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(fd, base.size_bytes)
+            allocated = os.fstat(fd).st_blocks * 512
+        finally:
+            os.close(fd)
+        device.sync_directory(directory)
+    except BaseException:
+        sidecar.close()
+        raise
+    return sidecar, allocated
+
+
+def _reopen(directory: str, content_id: ContentId, part: str) -> Sidecar:
+    """Worker thread: the sidecar, its words true for this boot."""
+    path = f"{directory}/{content_id.hex()}.base"
+    sidecar, boot = Sidecar.open(path)
+    now = device.boot_id()
+    part_is_there = os.path.exists(part)
+    if boot == now and part_is_there:
+        return sidecar
+    durable = sidecar.words()[2]
+    limit, base = sidecar.limit_bytes, sidecar.base
+    sidecar.close()
+    if not part_is_there:
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.ftruncate(fd, limit)
+        os.close(fd)
+        durable = {}
+    # What was present but not durable may be anything now: it is the base again, as if never written.
+    # Which of the rest was changed is not certain either.
+    fresh = Sidecar.create(path, base, now, limit_bytes=limit, present=durable, changed=durable,
+                           durable=durable)
+    device.sync_directory(directory)
+    return fresh

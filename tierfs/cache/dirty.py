@@ -1,0 +1,235 @@
+"""The dirty files of the write tier: names, descriptors, accounting, and room for more.
+
+Trio thread only; file system calls run in the tier's workers. ``staging`` is built on this, ``area`` on both.
+
+What is dirty is told by the directory ``TIER/dirty`` alone, not by the index: a damaged or lost index costs
+clean contents and no dirty one. Names:
+
+``<hex>``         a content made here; all of it is in the file (holes are zeros)
+``<hex>.base``    a content that was converted from an object version; see ``sidecar``
+``<hex>.part``    its bytes, so far as they are not those of the base (may be missing: then none are)
+``*.tmp``         never finished; removed at the next start
+
+The durability protocol, step by step, stands in ``staging``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import trio
+
+from tierfs.cache import device
+from tierfs.cache.blocks import EXTENT_SIZE_BYTES
+from tierfs.cache.health import is_no_space
+from tierfs.cache.tier import Tier
+from tierfs.errors import ObjectTooLarge, TierFailed, TierFull
+from tierfs.types import ContentId, ObjectRef
+
+T = TypeVar("T")
+
+Drain = Callable[[], Awaitable[bool]]
+"""Waits until some dirty content became clean; False if nothing drains (store down, nothing to do)."""
+
+_SEALERS = 2
+_SLOW_WRITE_S = 0.005
+_SLOW_PAUSE_S = 1.0
+
+
+class BaseReader(Protocol):
+    """Where the bytes of a base come from, and where those of a sealed content may go: the cache."""
+
+    async def read(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> bytes: ...
+
+    async def keep_sealed(self, ref: ObjectRef, path: str) -> None:
+        """The file ``path`` with all bytes of ``ref`` is about to go; copy it into a tier that wants it."""
+        ...
+
+
+class Entry:
+    """One dirty content, open or not."""
+
+    __slots__ = ("allocated_bytes", "base", "named", "size_bytes", "unsynced")
+
+    def __init__(self, size_bytes: int, allocated_bytes: int, base: ObjectRef | None, *, named: bool) -> None:
+        self.size_bytes = size_bytes
+        """As it was when last closed."""
+        self.allocated_bytes = allocated_bytes
+        self.base = base
+        self.named = named
+        """Its name is durable."""
+        self.unsynced = False
+        """Converted, and written since the last sync."""
+
+
+class DirtyFiles:
+    """See the module docstring."""
+
+    def __init__(self, tier: Tier, reader: BaseReader, *, dirty_limit_bytes: int = 0) -> None:
+        self.tier = tier
+        self.reader = reader
+        self.drain: Drain | None = None
+        self.directory = f"{tier.root}/dirty"
+        self._sealers = trio.CapacityLimiter(_SEALERS)
+        self.files = device.OpenFiles(self.path_of, write=True, never_blocks=tier.setting.volatile)
+        self.entries: dict[ContentId, Entry] = {}
+        self._dirty_limit_bytes = dirty_limit_bytes
+        self._no_nowait_until_s = 0.0
+
+    def path_of(self, content_id: ContentId) -> str:
+        """The data file."""
+        entry = self.entries.get(content_id)
+        suffix = ".part" if entry is not None and entry.base is not None else ""
+        return f"{self.directory}/{content_id.hex()}{suffix}"
+
+    def sidecar_path(self, content_id: ContentId) -> str:
+        return f"{self.directory}/{content_id.hex()}.base"
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        """Run in a worker. ``TierFull``, ``ObjectTooLarge`` or ``TierFailed`` for an ``OSError``."""
+        return await self._call_with(self.tier.io, function, *args)
+
+    async def call_sealer(self, function: Callable[..., T], *args: object) -> T:
+        """The same in one of the few workers that read whole files."""
+        return await self._call_with(self._sealers, function, *args)
+
+    async def _call_with(self, limiter: trio.CapacityLimiter, function: Callable[..., T], *args: object) -> T:
+        try:
+            return await trio.to_thread.run_sync(function, *args, limiter=limiter)
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def failure(self, error: OSError) -> TierFull | TierFailed | ObjectTooLarge:
+        """What a writer is told about that error; the tier's health knows of it then."""
+        if error.errno == errno.EFBIG:
+            return ObjectTooLarge(f"tier {self.tier.name}: a file of this size is not possible")
+        self.tier.health.failed(error)
+        text = f"tier {self.tier.name}: {error.strerror or error}"
+        return TierFull(text) if is_no_space(error) else TierFailed(text)
+
+    async def with_file(self, content_id: ContentId, function: Callable[[int], T]) -> T:
+        """Run ``function(fd)`` in a worker, with the data file open for reading and writing."""
+        fd = self.files.get(content_id)
+        if fd is None:
+            fd = self.files.add(content_id, await self.call(self.files.open_blocking, content_id))
+        self.files.hold(fd)
+        try:
+            return await self.call(function, fd)
+        finally:
+            self.files.release(fd)
+
+    # the end of a content
+
+    async def remove(self, content_id: ContentId) -> None:
+        """The bytes go."""
+        entry = self.entries[content_id]
+        paths = [self.path_of(content_id)]
+        if entry.base is not None:
+            paths.append(self.sidecar_path(content_id))
+        fd = self.files.detach(content_id)
+        self.drop(content_id)
+        # While the file system frees it, it is neither dirty nor room for others.
+        self.tier.ledger.freeing_bytes += entry.allocated_bytes
+        try:
+            with trio.CancelScope(shield=True):
+                await self.call(_remove, paths, fd)
+        finally:
+            self.tier.ledger.freeing_bytes -= entry.allocated_bytes
+            self.tier.note_change()
+
+    def drop(self, content_id: ContentId) -> None:
+        """It is no dirty content any more; its file has gone or moved."""
+        self.tier.ledger.dirty_bytes -= self.entries.pop(content_id).allocated_bytes
+        self.tier.note_change()
+
+    # room
+
+    def allocated_bytes(self, content_id: ContentId) -> int:
+        """Bytes on the device; 0 if there is no such dirty content."""
+        entry = self.entries.get(content_id)
+        return 0 if entry is None else entry.allocated_bytes
+
+    def set_allocated(self, content_id: ContentId, allocated_bytes: int) -> None:
+        """What the file takes on the device now."""
+        entry = self.entries.get(content_id)
+        if entry is not None:
+            self.tier.ledger.dirty_bytes += allocated_bytes - entry.allocated_bytes
+            entry.allocated_bytes = allocated_bytes
+
+    @property
+    def over_limit(self) -> bool:
+        """There is so much dirty data that writers have to slow down."""
+        ledger = self.tier.ledger
+        limit = self._dirty_limit_bytes or ledger.limit_bytes * 4 // 5
+        return ledger.dirty_bytes + ledger.reserved_bytes > limit
+
+    def try_reserve(self, nbytes: int) -> bool:
+        """Room for a write, if nobody has to be moved or slowed down for it. Then ``release``."""
+        if self.over_limit or not self.tier.ledger.has_room(nbytes):
+            return False
+        self.tier.ledger.reserved_bytes += nbytes
+        return True
+
+    async def reserve(self, nbytes: int) -> None:
+        """Room for a write: evict, and wait for write-back. Then ``release``. Raises ``TierFull``."""
+        while self.over_limit and self.drain is not None and await self.drain():
+            pass
+        while True:
+            self.tier.ledger.reserved_bytes += nbytes
+            try:
+                if await self.tier.evictor.make_room():
+                    return
+            except BaseException:
+                self.release(nbytes)
+                raise
+            self.release(nbytes)
+            if self.drain is None or not await self.drain():
+                raise TierFull(f"tier {self.tier.name} is full of data that is not in the store yet")
+
+    async def make_real_room(self, nbytes: int) -> bool:
+        """The file system is full although the accounting is not: somebody else fills it. Give up clean data,
+        then wait for write-back; False if there is nothing left to give up."""
+        if self.tier.evictor.release(nbytes + EXTENT_SIZE_BYTES):
+            await self.tier.evictor.settled()
+            return True
+        return self.drain is not None and await self.drain()
+
+    def release(self, nbytes: int) -> None:
+        self.tier.ledger.reserved_bytes -= nbytes
+        self.tier.note_change()
+
+    @contextmanager
+    def releasing(self, nbytes: int) -> Iterator[None]:
+        """Give a reservation back at the end."""
+        try:
+            yield
+        finally:
+            self.release(nbytes)
+
+    # writing on the trio thread
+
+    @property
+    def may_write_now(self) -> bool:
+        """The last writes into the page cache did not wait for the device (dirty page throttling)."""
+        return self._no_nowait_until_s == 0.0 or time.monotonic() >= self._no_nowait_until_s
+
+    def write_now(self, fd: int, data: bytes, offset_bytes: int) -> int:
+        """pwrite on the trio thread; afterwards ``may_write_now`` may say no for a while."""
+        before = time.monotonic()
+        written = os.pwrite(fd, data, offset_bytes)
+        after = time.monotonic()
+        self._no_nowait_until_s = after + _SLOW_PAUSE_S if after - before > _SLOW_WRITE_S else 0.0
+        return written
+
+
+def _remove(paths: list[str], fd: int | None) -> None:
+    """Worker thread."""
+    if fd is not None:
+        os.close(fd)
+    for path in paths:
+        device.unlink_if_there(path)

@@ -1,0 +1,241 @@
+"""Making room in a tier: which units go, and how their bytes are given back.
+
+Trio thread only. The units are marked absent first, without an await between choosing and marking; then a
+job of its own (it goes on when the one who asked is cancelled) lets the next tier have them, and
+removes the bytes: a content of which nothing is left is unlinked, of any other a hole is punched. Unlinking
+may come before the index is committed (a missing file makes its records void), punching only after.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from tierfs.cache import blocks, device
+from tierfs.cache.blocks import EXTENT_BLOCKS
+from tierfs.cache.health import TierHealth
+from tierfs.cache.index import IndexWriteFailed
+from tierfs.cache.ledger import Ledger
+from tierfs.cache.record import Extent
+from tierfs.log import get_logger
+from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A unit that was marked absent, with what is needed to copy it elsewhere before its bytes go."""
+
+    content_id: ContentId
+    extent_no: int
+    extent: Extent
+    nbytes: int
+    ref: ObjectRef | None
+
+
+class EvictableTier(Protocol):
+    """What making room needs of a tier; see ``Tier``."""
+
+    root: str
+    ledger: Ledger
+    health: TierHealth
+    files: device.OpenFiles
+    io: trio.CapacityLimiter
+    walked: trio.Event
+    on_evict: Callable[[Taken], Awaitable[None]] | None
+
+    def take_units(self, units: list[tuple[ContentId, int]], *, remember: bool) -> list[Taken]: ...
+    def forget_records(self, content_id: ContentId) -> int: ...
+    def is_busy(self, content_id: ContentId, extent_no: int) -> bool: ...
+    def has_file(self, content_id: ContentId) -> bool: ...
+    def has_fills(self, content_id: ContentId) -> bool: ...
+    def is_being_removed(self, content_id: ContentId) -> bool: ...
+    def begin_removal(self, content_id: ContentId) -> None: ...
+    def end_removal(self, content_id: ContentId) -> None: ...
+    def note_change(self) -> None: ...
+    async def wait_change(self) -> None: ...
+    async def commit(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Job:
+    """What one worker call removes. ``nbytes`` count as being freed until it is done."""
+
+    nbytes: int = 0
+    unlink: list[ContentId] = field(default_factory=list)
+    punch: list[tuple[ContentId, int, int]] = field(default_factory=list)
+    """(content, extent, blocks)."""
+    close: list[int] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
+    removing: list[ContentId] = field(default_factory=list)
+    offer: bool = False
+
+
+class Evictor:
+    """Part of a tier, which it changes."""
+
+    def __init__(self, tier: EvictableTier) -> None:
+        self._tier = tier
+        self._nursery: trio.Nursery | None = None
+        self._jobs = 0
+        self.evicted_bytes = 0
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Where the jobs run."""
+        self._nursery = nursery
+
+    async def make_room(self, nbytes: int = 0) -> bool:
+        """Wait until what is accounted, and ``nbytes`` more, fit the tier; False if that cannot be."""
+        tier, ledger = self._tier, self._tier.ledger
+        while True:
+            ledger.fit_policy()
+            excess = ledger.excess_bytes + nbytes
+            if excess > 0:
+                units = self._choose(max(excess, ledger.batch_bytes), excess)
+                if units:
+                    self.evict(units)
+                elif self._jobs:
+                    await tier.wait_change()
+                elif not tier.walked.is_set():
+                    await tier.walked.wait()
+                else:
+                    return False
+            elif ledger.used_bytes + nbytes > ledger.limit_bytes and ledger.freeing_bytes:
+                await tier.wait_change()
+            else:
+                return True
+
+    def _choose(self, wanted_bytes: int, needed_bytes: int) -> list[tuple[ContentId, int]]:
+        """Idle units that free ``wanted_bytes``, or at least ``needed_bytes``; else none at all."""
+        tier, policy = self._tier, self._tier.ledger.policy
+        asked = wanted_bytes
+        while True:
+            offered = policy.victims(asked)
+            chosen, freed = [], 0
+            for unit in offered:
+                if not tier.is_busy(*unit) and not tier.is_being_removed(unit[0]):
+                    chosen.append(unit)
+                    freed += policy.size_bytes(unit)
+            if freed >= wanted_bytes:
+                return chosen
+            if asked >= policy.evictable_bytes:
+                return chosen if freed >= needed_bytes else []
+            asked = max(asked * 2, blocks.EXTENT_SIZE_BYTES)
+
+    def evict(self, units: list[tuple[ContentId, int]], *, keep_copy: bool = True) -> int:
+        """Mark them absent now and remove their bytes soon; returns the accounted bytes.
+
+        ``keep_copy``: the next tier may have them.
+        """
+        tier = self._tier
+        job = _Job(taken=tier.take_units(units, remember=keep_copy))
+        job.offer = keep_copy
+        job.nbytes = sum(taken.nbytes for taken in job.taken)
+        self.evicted_bytes += job.nbytes
+        whole: set[ContentId] = set()
+        for taken in job.taken:
+            content_id = taken.content_id
+            if content_id in whole:
+                continue
+            if tier.has_file(content_id) or tier.has_fills(content_id):
+                job.punch.append((content_id, taken.extent_no, taken.extent.present & ~taken.extent.zeros))
+            else:
+                whole.add(content_id)
+                self._add_unlink(job, content_id)
+        job.punch = [entry for entry in job.punch if entry[0] not in whole]
+        for content_id in {entry[0] for entry in job.punch}:
+            job.removing.append(content_id)
+        self._start(job)
+        return job.nbytes
+
+    def release(self, nbytes: int) -> int:
+        """Evict about that much (or what there is); ``settled`` waits for it. Returns the bytes."""
+        units = self._choose(nbytes, 1)
+        return self.evict(units) if units else 0
+
+    async def settled(self) -> None:
+        """Wait until nothing is being removed."""
+        while self._jobs:
+            await self._tier.wait_change()
+
+    def forget(self, content_id: ContentId) -> None:
+        """Nothing of that content is wanted any more, pinned or not."""
+        self.unlink_later(content_id, self._tier.forget_records(content_id))
+
+    def unlink_later(self, content_id: ContentId, nbytes: int = 0) -> None:
+        """Remove the file of a content that has no records (any more)."""
+        job = _Job(nbytes=nbytes)
+        self._add_unlink(job, content_id)
+        self._start(job)
+
+    def punch_later(self, content_id: ContentId, extent_no: int, mask: int) -> None:
+        """Free blocks that no record speaks of."""
+        self._start(_Job(punch=[(content_id, extent_no, mask)], removing=[content_id]))
+
+    def _add_unlink(self, job: _Job, content_id: ContentId) -> None:
+        job.unlink.append(content_id)
+        job.removing.append(content_id)
+        fd = self._tier.files.detach(content_id)
+        if fd is not None:
+            job.close.append(fd)
+
+    def _start(self, job: _Job) -> None:
+        assert self._nursery is not None
+        for content_id in job.removing:
+            self._tier.begin_removal(content_id)
+        self._tier.ledger.freeing_bytes += job.nbytes
+        self._jobs += 1
+        self._nursery.start_soon(self._carry_out, job)
+
+    async def _carry_out(self, job: _Job) -> None:
+        tier = self._tier
+        try:
+            with trio.CancelScope(shield=True):
+                if tier.on_evict is not None and job.offer:
+                    for taken in job.taken:
+                        await tier.on_evict(taken)
+                if job.punch:
+                    await self._commit_before(job)
+                await trio.to_thread.run_sync(_remove, tier.root, job, limiter=tier.io)
+        except OSError as error:
+            tier.health.failed(error)
+        finally:
+            self._jobs -= 1
+            tier.ledger.freeing_bytes -= job.nbytes
+            for content_id in job.removing:
+                tier.end_removal(content_id)
+            tier.note_change()
+
+    async def _commit_before(self, job: _Job) -> None:
+        try:
+            await self._tier.commit()
+        except IndexWriteFailed:
+            # The committed index still calls these blocks present: they must stay what they are. The space
+            # is found by the sweep at the next start.
+            job.punch.clear()
+
+
+def _remove(root: str, job: _Job) -> None:
+    """Worker thread."""
+    for fd in job.close:
+        os.close(fd)
+    for content_id in job.unlink:
+        device.unlink_if_there(device.object_path(root, content_id))
+    for content_id, extent_no, mask in job.punch:
+        try:
+            fd = os.open(device.object_path(root, content_id), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            for first, count in blocks.runs(mask):
+                start = (extent_no * EXTENT_BLOCKS + first) * BLOCK_SIZE_BYTES
+                if not device.punch(fd, start, count * BLOCK_SIZE_BYTES):
+                    _log.warning("this file system cannot punch holes", path=root)
+                    return
+        finally:
+            os.close(fd)
