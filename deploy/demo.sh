@@ -37,7 +37,7 @@ is_mounted() { grep -q -F "/$name/mnt " /proc/self/mountinfo; }
 # Processes whose command line names this run's own directory, which no other run has.
 own_processes() {
     for process in /proc/[0-9]*; do
-        if tr '\0' '\n' <"$process/cmdline" 2>/dev/null | grep -q -F "$work/"; then
+        if { tr '\0' '\n' <"$process/cmdline"; } 2>/dev/null | grep -q -F "$work/"; then
             printf '%s ' "${process#/proc/}"
         fi
     done
@@ -68,9 +68,14 @@ clean_up() {
     trap - EXIT
     trap '' HUP INT TERM
     set +e
+    case $status in
+        0) ;;
+        129 | 130 | 143) printf '\ndemo: stopped; removing what was made\n' >&2 ;;
+        *) printf '\ndemo: failed; removing what was made\n' >&2 ;;
+    esac
     if [ -n "$child" ]; then
         kill -s TERM "$child" 2>/dev/null
-        wait "$child"
+        wait "$child" 2>/dev/null
     fi
     [ -n "$work" ] || exit "$status"
     if [ "$status" -ne 0 ] && [ "$status" -lt 128 ] && [ -s "$work/state/tierfs.log" ]; then

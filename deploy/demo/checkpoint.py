@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import workers
 import xxhash
 from data import MIB, Entry
 from epochs import Damaged, Reading
-from loader import WorkerFailed
 from rich.progress import Progress
+from workers import Worker
 
 RANKS = 8
 SHARD_BYTES = 32 * MIB
@@ -54,64 +52,30 @@ _Rank = Callable[[Connection, Path, int], None]
 
 def _on_all_ranks(run: _Rank, directory: Path, progress: Progress, label: str) -> tuple[float, list[str]]:
     """Seconds from the common start until the last rank is done, and what each of them answered."""
-    context = get_context("spawn")
-    processes: list[BaseProcess] = []
-    pipes: dict[Connection, int] = {}
+    ranks: dict[object, int] = {}
+    running: list[Worker] = []
     try:
         for rank in range(RANKS):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_guarded, args=(run, theirs, directory, rank), daemon=True)
-            process.start()
-            theirs.close()
-            processes.append(process)
-            pipes[ours] = rank
-        for pipe in pipes:
-            _expect(pipe)
+            running.append(workers.start(run, directory, rank))
+            ranks[running[rank].pipe] = rank
+        for worker in running:
+            worker.receive()
         task = progress.add_task(label, total=RANKS * SHARD_BYTES)
         started = time.monotonic()
-        for pipe in pipes:
-            pipe.send(None)
+        for worker in running:
+            worker.pipe.send(None)
         digests: dict[int, str] = {}
         while len(digests) < RANKS:
-            for ready in wait([pipe for pipe, rank in pipes.items() if rank not in digests]):
-                assert isinstance(ready, Connection)
-                answer = _expect(ready)
+            for pipe in wait([running[rank].pipe for rank in range(RANKS) if rank not in digests]):
+                rank = ranks[pipe]
+                answer = running[rank].receive()
                 if isinstance(answer, str):
-                    digests[pipes[ready]] = answer
+                    digests[rank] = answer
                 elif isinstance(answer, int):
                     progress.advance(task, answer)
         return time.monotonic() - started, [digests[rank] for rank in range(RANKS)]
     finally:
-        for pipe in pipes:
-            pipe.close()
-        for started_process in processes:
-            started_process.join(timeout=5)
-            if started_process.is_alive():
-                started_process.terminate()
-                started_process.join()
-
-
-def _expect(pipe: Connection) -> object:
-    try:
-        answer = pipe.recv()
-    except EOFError:
-        raise WorkerFailed("a rank ended before it was done") from None
-    if isinstance(answer, Exception):
-        raise WorkerFailed(f"{type(answer).__name__}: {answer}")
-    return answer
-
-
-def _guarded(run: _Rank, pipe: Connection, directory: Path, rank: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that made it decides
-    try:
-        run(pipe, directory, rank)
-    except EOFError:
-        return
-    except OSError as error:
-        try:
-            pipe.send(OSError(f"{shard_path(directory, rank)}: {error.strerror or error}"))
-        except OSError:
-            return
+        workers.stop(running)
 
 
 def _save_rank(pipe: Connection, directory: Path, rank: int) -> None:

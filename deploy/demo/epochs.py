@@ -118,7 +118,7 @@ class EpochReader:
             kind: DataLoader(
                 FileDataset(root, files),
                 batch_size=_BATCH_SIZES[kind],
-                workers=min(WORKERS, len(files)),
+                worker_count=min(WORKERS, len(files)),
                 seed=_ORDER_SEED,
             )
             for kind, files in self._by_kind.items()

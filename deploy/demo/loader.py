@@ -2,19 +2,18 @@
 
 As with ``torch.utils.data.DataLoader``: a dataset is anything with ``__len__`` and ``__getitem__``; the
 order is drawn anew for each epoch from a seed; persistent workers each fetch whole batches, a few ahead of
-the consumer. Workers end when their pipe closes, so none outlives the process that made it.
+the consumer.
 """
 
 from __future__ import annotations
 
 import random
-import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Generic, Protocol, TypeVar
+
+import workers
+from workers import Worker
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -30,46 +29,27 @@ class Dataset(Protocol[T_co]):
     def __getitem__(self, index: int) -> T_co: ...
 
 
-class WorkerFailed(Exception):
-    """A worker raised, or is gone. The message says which of both, and with what."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Trouble:
-    message: str
-
-
 class DataLoader(Generic[T]):
     """Batches of a dataset, in a new order each epoch. A context manager: leaving it ends the workers."""
 
-    def __init__(self, dataset: Dataset[T], *, batch_size: int, workers: int, seed: int) -> None:
+    def __init__(self, dataset: Dataset[T], *, batch_size: int, worker_count: int, seed: int) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
+        self._worker_count = worker_count
         self._seed = seed
-        self._worker_count = workers
-        self._workers: list[tuple[BaseProcess, Connection]] = []
+        self._workers: dict[object, Worker] = {}
 
     def __enter__(self) -> DataLoader[T]:
         """Starts the workers and waits for them, so that their start is no part of an epoch."""
-        context = get_context("spawn")
         for _ in range(self._worker_count):
-            ours, theirs = context.Pipe()
-            worker = context.Process(target=_work, args=(theirs, self._dataset), daemon=True)
-            worker.start()
-            theirs.close()
-            self._workers.append((worker, ours))
-        for _, pipe in self._workers:
-            self._receive(pipe)
+            worker = workers.start(_work, self._dataset)
+            self._workers[worker.pipe] = worker
+        for worker in self._workers.values():
+            worker.receive()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for _, pipe in self._workers:
-            pipe.close()
-        for worker, _ in self._workers:
-            worker.join(timeout=5)
-            if worker.is_alive():
-                worker.terminate()
-                worker.join()
+        workers.stop(self._workers.values())
 
     def epoch(self, number: int) -> Iterator[list[T]]:
         """Every item of the dataset once. Batches arrive as workers finish them."""
@@ -77,52 +57,28 @@ class DataLoader(Generic[T]):
         random.Random(self._seed + number).shuffle(order)
         starts = range(0, len(order), self._batch_size)
         batches = [order[start : start + self._batch_size] for start in starts]
-        batches.reverse()
-        outstanding = {pipe: 0 for _, pipe in self._workers}
-        for _ in range(_AHEAD):
-            for pipe in outstanding:
-                if batches:
-                    pipe.send(batches.pop())
-                    outstanding[pipe] += 1
-        while busy := [pipe for pipe, count in outstanding.items() if count]:
-            for ready in wait(busy):
-                assert isinstance(ready, Connection)
-                pipe = ready
-                batch = self._receive(pipe)
-                outstanding[pipe] -= 1
-                if batches:
-                    pipe.send(batches.pop())
-                    outstanding[pipe] += 1
-                yield batch
+        outstanding = dict.fromkeys(self._workers.values(), 0)
 
-    @staticmethod
-    def _receive(pipe: Connection) -> list[T]:
-        try:
-            answer = pipe.recv()
-        except EOFError:
-            raise WorkerFailed("a worker process is gone") from None
-        if isinstance(answer, _Trouble):
-            raise WorkerFailed(answer.message)
-        assert isinstance(answer, list)
-        return answer
+        def hand_out(worker: Worker) -> None:
+            if batches:
+                worker.pipe.send(batches.pop())
+                outstanding[worker] += 1
+
+        for _ in range(_AHEAD):
+            for worker in outstanding:
+                hand_out(worker)
+        while busy := [worker.pipe for worker, count in outstanding.items() if count]:
+            for pipe in wait(busy):
+                worker = self._workers[pipe]
+                batch = worker.receive()
+                assert isinstance(batch, list)
+                outstanding[worker] -= 1
+                hand_out(worker)
+                yield batch
 
 
 def _work(pipe: Connection, dataset: Dataset[object]) -> None:
     """A worker's whole life: an empty list to say hello, then one answer per list of indices."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that made it decides
     pipe.send([])
     while True:
-        try:
-            indices = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answer: object = [dataset[index] for index in indices]
-        except Exception as error:
-            answer = _Trouble(f"{type(error).__name__}: {error}")
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
-
-
+        pipe.send([dataset[index] for index in pipe.recv()])

@@ -16,8 +16,8 @@ from checkpoint import restore, save
 from data import load_manifest
 from engine import CommandFailed, Engine
 from epochs import Damaged, EpochReader
-from loader import WorkerFailed
 from report import Checkpoint, Pass, table
+from workers import WorkerFailed
 
 EPOCHS = 2
 
