@@ -386,7 +386,7 @@ class Lister:
         )
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(call, limiter=self._limiter)
+        return await trio.to_thread.run_sync(call, limiter=self._limiter, abandon_on_cancel=True)
 
 
 def _finish_at_once(

@@ -107,6 +107,13 @@ def find_entry(txn: ReadTransaction, parent_ino: int, name: bytes) -> tuple[int,
     return ino, seq, kind
 
 
+def missing_inode(txn: ReadTransaction, parent_ino: int, name: bytes) -> DamagedRecord:
+    """The error for an entry whose inode record is not there."""
+    found = find_entry(txn, parent_ino, name)
+    ino = found[0] if found is not None else 0
+    return DamagedRecord(f"table dirent, {name!r} in {parent_ino}: inode {ino} is missing")
+
+
 def put_entry(
     txn: WriteTransaction, parent_ino: int, name: bytes, ino: int, kind: int, seq: int | None = None
 ) -> int:

@@ -17,7 +17,6 @@ import stat
 
 from tierfs.errors import (
     AlreadyExists,
-    DamagedRecord,
     DirectoryNotEmpty,
     InvalidArgument,
     IsADirectory,
@@ -33,7 +32,7 @@ from tierfs.namespace.records import names_of as names_of
 from tierfs.namespace.records import path_of as path_of
 from tierfs.namespace.rename import RenameResult as RenameResult
 from tierfs.namespace.rename import rename as rename
-from tierfs.namespace.schema import DIRENT, EPOCH_0, FOREVER_NS, NUL_EPOCH_0, pack_u64, unpack_inode
+from tierfs.namespace.schema import EPOCH_0, FOREVER_NS, NUL_EPOCH_0, pack_u64, unpack_inode
 from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.namespace.xattr import get_xattr as get_xattr
 from tierfs.namespace.xattr import list_xattrs as list_xattrs
@@ -60,8 +59,7 @@ def lookup(txn: ReadTransaction, parent: int, name: bytes) -> Inode:
     # The first eight bytes of the record, reversed, are the inode number as keys have it.
     record = txn.get(raw[7::-1] + EPOCH_0, None, tables.inode)
     if record is None:
-        ino = DIRENT.unpack(raw)[0]
-        raise DamagedRecord(f"table dirent, {name!r} in {parent}: inode {ino} is missing")
+        raise records.missing_inode(txn, parent, name)
     return unpack_inode(record)
 
 
