@@ -8,10 +8,12 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support import weed
+from tests.support.fake_s3 import BUCKET, FakeS3, fake_s3
 from tierfs.store.base import (
     UNCONDITIONAL,
     Buffer,
@@ -36,15 +38,18 @@ def store_names() -> list[object]:
     """Parameters for a fixture; those that cannot run here are marked to be skipped, with the reason."""
     missing = weed.weed_missing()
     marks = [pytest.mark.skip(reason=missing)] if missing else []
-    return ["local", "local-sidecars", "retry-local", pytest.param("weed", marks=marks),
-            pytest.param("weed-boto3", marks=marks)]
+    return ["local", "local-sidecars", "retry-local", "fake", "fake-boto3", pytest.param("weed", marks=marks)]
 
 
 @contextlib.contextmanager
 def open_named_store(name: str) -> Iterator[ObjectStore]:
     """An empty store of that kind."""
-    if name.startswith("weed"):
-        with _weed_store(use_fast_path=name == "weed") as store:
+    if name == "weed":
+        with _weed_store() as store:
+            yield store
+        return
+    if name.startswith("fake"):
+        with fake_s3() as server, fake_store(server, use_fast_path=name == "fake") as store:
             yield store
         return
     with tempfile.TemporaryDirectory(prefix="tierfs-store-") as directory:
@@ -57,13 +62,24 @@ def open_named_store(name: str) -> Iterator[ObjectStore]:
 
 
 @contextlib.contextmanager
-def _weed_store(*, use_fast_path: bool) -> Iterator[ObjectStore]:
+def fake_store(server: FakeS3, **options: Any) -> Iterator[S3Store]:
+    """The bucket of a fake server as a store; ``options`` are those of ``S3Store``."""
+    with environment(server.environment):
+        store = S3Store(BUCKET, endpoint_url=server.endpoint_url, region="us-east-1",
+                        **{"connections": 16, "connect_timeout_s": 2.0, "read_timeout_s": 5.0, **options})
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+@contextlib.contextmanager
+def _weed_store() -> Iterator[ObjectStore]:
     server = weed.shared_weed()
     if not _buckets:  # one for all tests: SeaweedFS makes several volumes for each
         _buckets.append(server.make_bucket())
     with environment(server.environment):
-        store = S3Store(_buckets[0], endpoint_url=server.endpoint_url, region="us-east-1", connections=16,
-                        use_fast_path=use_fast_path)
+        store = S3Store(_buckets[0], endpoint_url=server.endpoint_url, region="us-east-1", connections=16)
         view = PrefixedStore(store, f"t-{secrets.token_hex(4)}/")
         try:
             yield view

@@ -17,7 +17,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,14 +43,33 @@ _PLAIN_AWS_HOST = re.compile(r"s3(?:\.[a-z0-9-]+)?\.amazonaws\.com(?:\.cn)?")
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Clients:
-    """What one set of credentials made. ``fast`` is None where obstore cannot be used."""
+    """What one set of credentials made. ``fast`` is None where obstore cannot be used.
 
-    plain: Any
-    patient: Any
-    fast: FastReader | None
-    is_anonymous: bool
+    ``patient`` waits longer for answers; it is made on first use.
+    """
+
+    def __init__(self, plain: Any, make_patient: Callable[[], Any], fast: FastReader | None, *,
+                 is_anonymous: bool) -> None:
+        self.plain = plain
+        self.fast = fast
+        self.is_anonymous = is_anonymous
+        self._make_patient = make_patient
+        self._patient: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def patient(self) -> Any:
+        with self._lock:
+            if self._patient is None:
+                self._patient = self._make_patient()
+            return self._patient
+
+    def close(self) -> None:
+        """Drops idle connections; requests under way end as they would have."""
+        for client in (self.plain, self._patient):
+            if client is not None:
+                _close_quietly(client)
 
 
 class Connection:
@@ -96,8 +114,8 @@ class Connection:
             old, self._clients = self._clients, self._connect()
             self._refreshed_at = self._clock()
         _log.info("credentials refreshed", bucket=self.bucket)
-        # Requests under way still use the old client; closing it only drops its idle connections.
-        _close(old)
+        if old is not None:
+            old.close()
 
     def drop_fast_path(self, reason: str) -> None:
         with self._lock:
@@ -105,14 +123,14 @@ class Connection:
                 return
             self._use_fast_path = False
             if self._clients is not None:
-                old = self._clients
-                self._clients = Clients(old.plain, old.patient, None, old.is_anonymous)
+                self._clients.fast = None
         _log.info("fast reads off", bucket=self.bucket, reason=reason)
 
     def close(self) -> None:
         with self._lock:
             old, self._clients = self._clients, None
-        _close(old)
+        if old is not None:
+            old.close()
 
     def _new_session(self) -> Any:
         try:
@@ -124,39 +142,40 @@ class Connection:
 
     def _connect(self) -> Clients:
         credentials = self._session.get_credentials()
-        plain = self._new_client(self._read_timeout_s, is_anonymous=credentials is None)
-        patient = self._new_client(max(PATIENT_READ_TIMEOUT_S, self._read_timeout_s),
-                                   is_anonymous=credentials is None)
         if credentials is not None:
             frozen = credentials.get_frozen_credentials()
             add_secret(frozen.secret_key)
             add_secret(frozen.token)
-        return Clients(plain, patient, self._new_fast_reader(plain, credentials), credentials is None)
+        is_anonymous = credentials is None
+        session = self._session
+        plain = self._new_client(session, self._read_timeout_s, is_anonymous=is_anonymous)
+        patience_s = max(PATIENT_READ_TIMEOUT_S, self._read_timeout_s)
+        return Clients(plain, lambda: self._new_client(session, patience_s, is_anonymous=is_anonymous),
+                       self._new_fast_reader(plain, credentials), is_anonymous=is_anonymous)
 
-    def _new_client(self, read_timeout_s: float, *, is_anonymous: bool) -> Any:
+    def _new_client(self, session: Any, read_timeout_s: float, *, is_anonymous: bool) -> Any:
         options: dict[str, Any] = {
             "max_pool_connections": self._connections,
             "connect_timeout": self._connect_timeout_s,
             "read_timeout": read_timeout_s,
             "retries": {"total_max_attempts": 1},
             "tcp_keepalive": True,
-            # Trailing checksums are refused by many servers that are not Amazon's.
             "response_checksum_validation": "when_required",
+            # Trailing checksums are refused by many servers that are not Amazon's.
             "request_checksum_calculation": "when_required",
+            "s3": {"addressing_style": "path"},
             "user_agent_extra": "tierfs",
         }
         if is_anonymous:
             options["signature_version"] = UNSIGNED
         try:
-            probe = self._session.client("s3", **self._client_arguments(options))
-            if is_amazon(probe.meta.endpoint_url):
-                options["request_checksum_calculation"] = "when_supported"
-            else:
-                options["s3"] = {"addressing_style": "path"}
-            client = self._session.client("s3", **self._client_arguments(options))
+            client = self._plain_client(session, options)
+            if is_amazon(client.meta.endpoint_url):
+                _close_quietly(client)
+                del options["s3"], options["request_checksum_calculation"]
+                client = self._plain_client(session, options)
         except ValueError as error:
             raise ConfigError(f"endpoint_url: {error}") from None
-        _close_quietly(probe)
         events = client.meta.events
         for operation in ("PutObject", "UploadPart"):
             # A bytes body is sent in one piece; as a file it would be sent 16 KiB at a time, after a wait
@@ -168,9 +187,10 @@ class Connection:
             events.register("before-call.s3.DeleteObjects", _add_content_md5)
         return client
 
-    def _client_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"endpoint_url": self._endpoint_url, "region_name": self._session.region_name or "us-east-1",
-                "config": botocore.client.Config(**options)}
+    def _plain_client(self, session: Any, options: Mapping[str, Any]) -> Any:
+        return session.client("s3", endpoint_url=self._endpoint_url,
+                              region_name=session.region_name or "us-east-1",
+                              config=botocore.client.Config(**options))
 
     def _new_fast_reader(self, client: Any, credentials: Any) -> FastReader | None:
         endpoint = str(client.meta.endpoint_url)
@@ -229,12 +249,6 @@ def _checked_endpoint(endpoint_url: str | None) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"endpoint_url: {endpoint_url!r} must look like https://host[:port]")
     return endpoint_url
-
-
-def _close(clients: Clients | None) -> None:
-    if clients is not None:
-        _close_quietly(clients.plain)
-        _close_quietly(clients.patient)
 
 
 def _close_quietly(client: Any) -> None:
