@@ -16,16 +16,25 @@ _PART_NAMES = {"sample": "small files, shuffled", "shard": "tar shards", "large"
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """An epoch, and how many bytes came from the store meanwhile."""
+    """An epoch, and what the mount said before and after it."""
 
     epoch: Epoch
-    fetched_bytes: int
+    before: Status
+    after: Status
 
     @property
     def hit_rate(self) -> float:
         """Share of the bytes read for which the store was not asked."""
-        size_bytes = self.epoch.total.size_bytes
-        return max(0.0, 1 - self.fetched_bytes / size_bytes) if size_bytes else 0.0
+        fetched_bytes = self.after.fetched_bytes - self.before.fetched_bytes
+        return max(0.0, 1 - fetched_bytes / self.epoch.total.size_bytes)
+
+    def tier_shares(self) -> list[float]:
+        """For each tier, the share of look-ups that it answered."""
+        tiers = list(zip(self.before.tiers, self.after.tiers, strict=True))
+        hits = [after.hits - before.hits for before, after in tiers]
+        # What no tier has is a miss of every one of them.
+        misses = max((after.misses - before.misses for before, after in tiers), default=0)
+        return [count / (sum(hits) + misses) if sum(hits) + misses else 0.0 for count in hits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +47,23 @@ class Checkpoint:
     restored_store: Reading
 
 
-def table(status: Status, passes: Sequence[Pass], checkpoint: Checkpoint) -> Table:
-    """``status`` is from after the second epoch, before the checkpoint."""
-    found = Table(title="tierfs demo", title_justify="left", show_edge=False, pad_edge=False)
+def table(passes: Sequence[Pass], checkpoint: Checkpoint) -> Table:
+    """Everything that was measured. The tiers are shown as the last epoch left them."""
+    found = Table(
+        title="tierfs demo",
+        title_justify="left",
+        caption="Hit rate of an epoch: share of its bytes that did not come from the store. "
+        "Of a tier: share of the last epoch's look-ups that it answered.",
+        caption_justify="left",
+        show_edge=False,
+        pad_edge=False,
+    )
     found.add_column("")
     for name in ("files", "MiB", "seconds", "MiB/s", "hit rate"):
         found.add_column(name, justify="right")
-    lookups = sum(tier.hits for tier in status.tiers) + (status.tiers[-1].misses if status.tiers else 0)
-    for tier in status.tiers:
-        share = f"{tier.hits / lookups:.1%}" if lookups else _NONE
+    for tier, share in zip(passes[-1].after.tiers, passes[-1].tier_shares(), strict=True):
         title = f"tier {tier.name}, of {tier.capacity_bytes / MIB:,.0f} MiB"
-        found.add_row(title, f"{tier.files:,}", _mib(tier.used_bytes), _NONE, _NONE, share)
+        found.add_row(title, f"{tier.files:,}", _mib(tier.used_bytes), _NONE, _NONE, f"{share:.1%}")
     found.add_section()
     for number, one in enumerate(passes, 1):
         _add_reading(found, f"epoch {number}", one.epoch.total, f"{one.hit_rate:.1%}")

@@ -26,10 +26,10 @@ def read_epochs(mountpoint: Path, manifest: Path, engine: Engine) -> list[Pass]:
     passes = []
     with EpochReader(mountpoint, load_manifest(manifest)) as reader:
         for number in range(1, EPOCHS + 1):
-            fetched_before = engine.status().fetched_bytes
+            before = engine.status()
             with console.progress() as progress:
                 epoch = reader.read(number, progress)
-            passes.append(Pass(epoch, engine.status().fetched_bytes - fetched_before))
+            passes.append(Pass(epoch, before, engine.status()))
     return passes
 
 
@@ -58,17 +58,16 @@ def main() -> int:
     engine = Engine(arguments.tierfs, arguments.mountpoint)
     try:
         passes = read_epochs(arguments.mountpoint, arguments.manifest, engine)
-        status = engine.status()
         checkpoint = save_and_restore(arguments.mountpoint, engine)
-        failures = engine.status().failures
+        status = engine.status()
     except (CommandFailed, Damaged, WorkerFailed, OSError) as error:
         sys.stderr.write(f"demo: {error}\n")
         return 1
-    if failures:
-        sys.stderr.write(f"demo: not uploaded: {'; '.join(failures)}\n")
+    if status.failures:
+        sys.stderr.write(f"demo: not uploaded: {'; '.join(status.failures)}\n")
         return 1
     console.OUT.print()
-    console.OUT.print(table(status, passes, checkpoint))
+    console.OUT.print(table(passes, checkpoint))
     console.say(f"\nEvery byte was checked. Front: {status.front}. Store: {status.store_url}")
     return 0
 
