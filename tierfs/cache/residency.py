@@ -391,6 +391,11 @@ class Cache:
 
     # what is written here
 
+    @property
+    def buffer_bytes(self) -> int:
+        """File data in the engine's own memory: fetches under way, and blocks that no tier took."""
+        return self._fetcher.budget.used_bytes + self._fetcher.transit.used_bytes
+
     def set_drain(self, drain: Drain) -> None:
         """How a writer waits for room when the write tier is full of dirty data. Given by write-back."""
         self._area.dirty.drain = drain

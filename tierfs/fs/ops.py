@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
 import structlog
@@ -28,19 +28,20 @@ from tierfs.types import Inode
 
 log = structlog.get_logger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 PREFERRED_IO_BYTES = 128 * 1024
 FIRST_COOKIE = 2
 """Cookies 1 and 2 stand for ``.`` and ``..``; the namespace's own are shifted by that."""
 
 
-def answers(function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+def answers(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Turn exceptions of one request into the errno that the application sees."""
 
     @functools.wraps(function)
-    async def request(*args: Any) -> T:
+    async def request(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await function(*args)
+            return await function(*args, **kwargs)
         except TierfsError as error:
             raise FUSEError(error.errno) from None
         except FUSEError:
@@ -124,7 +125,7 @@ class TierfsOperations(pyfuse3.Operations):
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
         return await self._names.readlink(inode)
 
-    async def forget(self, inode_list: list[tuple[InodeT, int]]) -> None:
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         if not self._services.orphans:
             return
         for ino, _ in inode_list:

@@ -75,7 +75,7 @@ class Engine:
             Handlers(parts, self, nursery).register(server)
             await nursery.start(server.serve)
             if self._settings.metrics_address:
-                await nursery.start(parts.serve_metrics)
+                await nursery.start(parts.serve_metrics, self._settings.metrics_address)
             self._make_mount(parts)
             try:
                 registry.write(record)

@@ -16,7 +16,7 @@ from tierfs.control.server import ControlServer, Report
 from tierfs.errors import TierfsError
 from tierfs.mount.parts import Parts
 from tierfs.namespace import publish, schema, tree
-from tierfs.prefetch.job import PrefetchJob, Target
+from tierfs.prefetch.job import PrefetchJob, PrefetchTarget
 from tierfs.types import Inode, ObjectRef
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PAGE = 1000
+PROGRESS_INTERVAL_S = 0.2
 Act = Callable[[Inode, ObjectRef | None], Awaitable[int]]
 Walk = AsyncIterator[tuple[bytes, Inode, ObjectRef | None]]
 
@@ -95,13 +96,13 @@ class Handlers:
             open_handles=parts.services.handles.files_open,
             open_directories=parts.services.handles.directories_open,
             inodes=inodes,
-            hidden_keys=parts.refresher.hidden_keys,
+            hidden_keys=parts.refresher.counts.hidden_keys,
         )
 
     def _backlog(self) -> p.Backlog:
         files, size_bytes = self._parts.publisher.backlog()
         with self._parts.db.read() as txn:
-            oldest_ns = publish.oldest_since_ns(txn)
+            oldest_ns = min((row.since_ns for row in publish.iter_dirty(txn)), default=0)
             deletes = publish.doomed_count(txn)
         oldest_s = (time.time_ns() - oldest_ns) / 1e9 if oldest_ns else 0.0
         return p.Backlog(
@@ -206,33 +207,45 @@ class Handlers:
             )
 
     async def _prefetch(self, paths: list[bytes], report: Report) -> p.PrefetchReply:
-        files, failed = await self._files_below(paths)
-        targets = [Target(path, ref) for path, _, ref in files if ref is not None]
-        job = PrefetchJob(self._parts.cache, targets, self._parts.settings)
+        job = PrefetchJob(self._parts.cache, parallel_files=self._parts.settings.fetch_concurrency)
 
-        def progress(state: PrefetchJob) -> None:
-            report(
-                p.Progress(
-                    phase="prefetch",
-                    done_bytes=state.cached_bytes,
-                    total_bytes=state.total_bytes,
-                    done_files=state.done_files,
-                    total_files=state.total_files,
-                    failed_files=state.failed_files,
+        async def targets() -> AsyncIterator[PrefetchTarget]:
+            for path in paths:
+                try:
+                    async for found, inode, ref in self._walk(path, await self._resolve(path)):
+                        yield PrefetchTarget(found, inode.size_bytes, ref)
+                except TierfsError as error:
+                    job.fail(path, str(error) or "no such file")
+
+        async def tell(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            task_status.started()
+            while True:
+                state = job.progress
+                report(
+                    p.Progress(
+                        phase="prefetch",
+                        done_bytes=state.cached_bytes,
+                        total_bytes=state.total_bytes,
+                        done_files=state.cached_files,
+                        total_files=state.total_files,
+                        failed_files=state.failed_files,
+                    )
                 )
-            )
+                await trio.sleep(PROGRESS_INTERVAL_S)
 
-        await job.run(progress)
-        failed += [p.Failure(path=_text(path), message=message) for path, message in job.failures]
+        async with trio.open_nursery() as nursery:
+            await nursery.start(tell)
+            state = await job.run(targets())
+            nursery.cancel_scope.cancel()
         return p.PrefetchReply(
-            total_files=job.total_files,
-            total_bytes=job.total_bytes,
-            cached_bytes=job.cached_bytes,
-            failed_bytes=job.failed_bytes,
-            evicted_bytes=job.evicted_bytes,
-            skipped_bytes=job.skipped_bytes,
-            failed_files=len(failed),
-            failed=failed[: p.MAX_FAILURES],
+            total_files=state.total_files,
+            total_bytes=state.total_bytes,
+            cached_bytes=state.cached_bytes,
+            failed_bytes=state.failed_bytes,
+            evicted_bytes=state.evicted_bytes,
+            skipped_bytes=state.skipped_bytes,
+            failed_files=state.failed_files,
+            failed=[p.Failure(path=_text(found.path), message=found.message) for found in state.failures],
         )
 
     async def pin(self, request: p.PinRequest, report: Report) -> p.PathsReply:

@@ -26,9 +26,11 @@ from tierfs.namespace import schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.refresh import Refresher
 from tierfs.namespace.transaction import WriteTransaction
+from tierfs.prefetch.neighbours import following_in
 from tierfs.prefetch.readahead import ReadAheadTable
 from tierfs.store.base import ObjectStore
 from tierfs.store.open import open_store
+from tierfs.store.retry import RetryingStore
 from tierfs.types import ROOT_INO
 from tierfs.writeback.content import ContentTable
 from tierfs.writeback.deletions import Deletions
@@ -47,7 +49,7 @@ class Parts:
 
     settings: Settings
     metrics: Metrics
-    store: ObjectStore
+    store: RetryingStore
     prefix: str
     db: Database
     cache: Cache
@@ -68,21 +70,31 @@ class Parts:
         nursery.start_soon(self.remote.run)
         nursery.start_soon(self.services.interrupts.run)
 
-    async def serve_metrics(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def serve_metrics(
+        self, address: str, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """The Prometheus endpoint."""
         await exporter.serve(
-            self.settings.metrics_address,
+            address,
             self.metrics,
             labels={"mountpoint": self.settings.mountpoint},
             task_status=task_status,
         )
 
 
-async def open_parts(settings: Settings, stack: AsyncExitStack) -> Parts:
-    """Open store, namespace and cache. Raises a ``TierfsError`` with the reason if one of them cannot be."""
+async def open_parts(
+    settings: Settings,
+    stack: AsyncExitStack,
+    *,
+    wrap: Callable[[ObjectStore], ObjectStore] | None = None,
+) -> Parts:
+    """Open store, namespace and cache. Raises a ``TierfsError`` with the reason if one of them cannot be.
+
+    ``wrap`` may put something between the store and its retries (tests inject faults there).
+    """
     now_ns: Callable[[], int] = time.time_ns
     metrics = Metrics()
-    store, prefix = await trio.to_thread.run_sync(lambda: open_store(settings, metrics=metrics))
+    store, prefix = await trio.to_thread.run_sync(lambda: open_store(settings, metrics=metrics, wrap=wrap))
     stack.callback(store.close)
     await trio.to_thread.run_sync(store.check)
     state_dir = Path(settings.state_dir)
@@ -115,7 +127,7 @@ async def open_parts(settings: Settings, stack: AsyncExitStack) -> Parts:
     publisher = Publisher(db, store, contents, writer, deletions, settings, now_ns)
     deletions.on_progress = publisher.note_progress
     cache.set_drain(publisher.make_room)
-    readahead = ReadAheadTable(cache, settings)
+    readahead = ReadAheadTable(cache, settings, following=following_in(db), metrics=metrics)
     services = Services(
         settings=settings,
         db=db,

@@ -105,6 +105,10 @@ def set_object(
 def disown(txn: WriteTransaction, ino: int, key: str) -> None:
     """``key`` holds somebody else's object now: the inode does not own it any more."""
     disown_key(txn, key, ino)
+    dirty = dirty_row(txn, ino)
+    if dirty is not None and dirty.claim == key:
+        # Else the next claim would doom the key, and with it what is somebody else's.
+        _put_dirty(txn, msgspec.structs.replace(dirty, claim=""))
     row = object_of(txn, ino)
     if row is None:
         return

@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import structlog
 import trio
@@ -112,7 +112,7 @@ class ObjectWriter:
             async def read(offset: int, length: int) -> bytes:
                 return await staging.read(offset, length) if staging is not None else b""
 
-            tag = f"{content.content_id.hex()}-{generation}"
+            tag = f"{content.content_id.hex()}-{os.urandom(4).hex()}"
             inode = self._contents.overlay(inode)
             info = await self._put_conditionally(
                 inode,
@@ -122,8 +122,6 @@ class ObjectWriter:
                     keys[0], size, read, unchanged, object_metadata(inode, tag), condition
                 ),
             )
-            if info is None:
-                return
             links = await self._copy_links(inode, info, keys[1:])
             await self._finish(content, inode, row, info, links, unchanged)
         finally:
@@ -182,18 +180,18 @@ class ObjectWriter:
         return not (final and publish.forget_dirty(txn, inode.ino, row.generation))
 
     async def _put_conditionally(
-        self, inode: Inode, key: str, tag: str, put: Callable[[Condition], object]
-    ) -> ObjectInfo | None:
+        self, inode: Inode, key: str, tag: str, put: Callable[[Condition], Awaitable[ObjectInfo]]
+    ) -> ObjectInfo:
         """Upload under the condition that the key still holds what we last knew of it.
 
-        None: somebody else's object is there; ours now lives under a conflict name and is queued again.
+        ``NotYet``: somebody else's object is there; ours lives under a conflict name now, to be published.
         """
         with self._db.read() as txn:
             expected = publish.expected_etag(txn, inode.ino, key)
         condition = Condition(if_match=expected) if expected else Condition(if_absent=True)
         for _ in range(3):
             try:
-                return await put(condition)  # type: ignore[misc,no-any-return]
+                return await put(condition)
             except (PreconditionFailed, ObjectNotFound):
                 found = await self._head(key)
             if found is None:
@@ -206,7 +204,6 @@ class ObjectWriter:
                 raise StoreError(f"{key}: the store refuses a condition that holds")
             else:
                 await self._move_aside(inode, key)
-                return None
         raise StoreError(f"{key}: the object keeps changing while it is uploaded")
 
     async def _head(self, key: str) -> ObjectInfo | None:
@@ -215,7 +212,7 @@ class ObjectWriter:
         except ObjectNotFound:
             return None
 
-    async def _move_aside(self, inode: Inode, key: str) -> None:
+    async def _move_aside(self, inode: Inode, key: str) -> NoReturn:
         """Keep both versions: ours gets a conflict name beside the one that another node wrote."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now_ns() / 1e9))
         suffix = f".conflict-{socket.gethostname()}-{stamp}-{os.urandom(2).hex()}".encode()
@@ -235,6 +232,7 @@ class ObjectWriter:
             ours=new_name.decode("utf-8", "backslashreplace"),
         )
         self._on_renamed(parent, name, new_name)
+        raise NotYet(f"{key}: taken by another node")
 
     async def _claim(self, key: str, ino: int) -> None:
         """Own ``key`` before writing to it.

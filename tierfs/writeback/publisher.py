@@ -199,8 +199,8 @@ class Publisher:
                 try:
                     await self._publish(ino, force=True)
                     return
-                except ContentChanged:
-                    continue
+                except (ContentChanged, NotYet):
+                    await trio.sleep(RETRY_SOON_S)
             raise StoreError("the file kept changing while it was uploaded")
         finally:
             self._finished(ino)
@@ -225,6 +225,9 @@ class Publisher:
             if content is not None and content.writers and inode.flags & schema.DATA_LOCAL and not force:
                 return
             await self._writer.publish_file(inode, row, force=force)
+            with self._db.read() as txn:
+                if publish.doomed_count(txn):
+                    self._deletions.note(0.0)
         self.failures.pop(ino, None)
         self.published_count += 1
 

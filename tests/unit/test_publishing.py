@@ -1,0 +1,240 @@
+"""From names and bytes in the namespace to objects in the bucket: an engine without a kernel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.support.engine import MIB, ROOT_CALLER, Engine, running_engine, settings_for
+from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable
+from tierfs.namespace import publish, tree
+from tierfs.store.base import ObjectStore
+from tierfs.types import ROOT_INO
+
+
+def objects_in(bucket: Path) -> dict[str, bytes]:
+    """Every object that is no directory marker and not tierfs's own, by key."""
+    found: dict[str, bytes] = {}
+    for directory, _, names in os.walk(bucket):
+        for name in names:
+            path = Path(directory) / name
+            key = str(path.relative_to(bucket))
+            if not key.startswith(".tierfs"):
+                found[key] = path.read_bytes()
+    return found
+
+
+async def drained(engine: Engine) -> None:
+    with trio.fail_after(20):
+        assert await engine.parts.publisher.drain()
+
+
+async def test_a_closed_file_becomes_an_object_and_stays_readable(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        inode = await engine.write_file("a.bin", b"hello")
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a.bin": b"hello"}
+        assert await engine.read_file(inode.ino) == b"hello"
+        with engine.parts.db.read() as txn:
+            assert publish.dirty_row(txn, inode.ino) is None
+
+
+async def test_write_close_rename_costs_one_upload(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path, upload_delay_s=60.0)) as engine:
+        await engine.write_file("tmp", b"state")
+        await engine.names.rename(ROOT_INO, b"tmp", ROOT_INO, b"final", 0)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"final": b"state"}
+        assert engine.parts.store.counts.by_operation.get("put", 0) == 1
+        assert engine.parts.store.counts.by_operation.get("copy", 0) == 0
+
+
+async def test_rename_after_the_upload_moves_the_object_on_the_server(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        inode = await engine.write_file("old", b"bytes")
+        await drained(engine)
+        await engine.names.rename(ROOT_INO, b"old", ROOT_INO, b"new", 0)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"new": b"bytes"}
+        assert engine.parts.store.counts.by_operation["put"] == 1
+        assert await engine.read_file(inode.ino) == b"bytes"
+
+
+async def test_two_files_exchange_names(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        await engine.write_file("a", b"AAAA")
+        await engine.write_file("b", b"BBBB")
+        await drained(engine)
+        await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 2)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"BBBB", "b": b"AAAA"}
+
+
+async def test_a_directory_moves_with_everything_below(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        top = await engine.names.create(ROOT_INO, b"d", 0o040755, ROOT_CALLER)
+        sub = await engine.names.create(top.ino, b"s", 0o040755, ROOT_CALLER)
+        for number in range(5):
+            await engine.write_file(f"f{number}", b"x" * number, parent=sub.ino)
+        await drained(engine)
+        await engine.names.rename(ROOT_INO, b"d", ROOT_INO, b"e", 0)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {f"e/s/f{n}": b"x" * n for n in range(5)}
+
+
+async def test_an_old_name_is_reused_before_the_object_has_moved_away(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        await engine.write_file("log", b"first")
+        await drained(engine)
+        await engine.names.rename(ROOT_INO, b"log", ROOT_INO, b"log.1", 0)
+        await engine.write_file("log", b"second")
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"log": b"second", "log.1": b"first"}
+
+
+async def test_an_unlinked_file_leaves_no_object(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        await engine.write_file("a", b"1")
+        await drained(engine)
+        await engine.names.unlink(ROOT_INO, b"a")
+        await drained(engine)
+        assert objects_in(engine.bucket) == {}
+
+
+async def test_writes_to_an_unlinked_file_do_not_bring_it_back(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        number, _ = await engine.files.create(ROOT_INO, b"pid", 0o644, os.O_RDWR, ROOT_CALLER)
+        await engine.names.unlink(ROOT_INO, b"pid")
+        assert await engine.files.write(number, 0, b"123") == 3
+        assert await engine.files.read(number, 0, 10) == b"123"
+        await engine.files.flush(number)
+        await engine.files.release(number)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {}
+        assert engine.parts.cache.dirty_contents() == []
+
+
+async def test_append_to_an_object_of_others(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    (tmp_path / "bucket" / "log").write_bytes(b"a" * 300_000)
+    async with running_engine(settings) as engine:
+        inode = await engine.names.lookup(ROOT_INO, b"log")
+        number = await engine.files.open(inode.ino, os.O_RDWR, ROOT_CALLER)
+        await engine.files.write(number, 300_000, b"tail")
+        await engine.files.flush(number)
+        await engine.files.release(number)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"log": b"a" * 300_000 + b"tail"}
+
+
+async def test_a_hard_link_is_a_second_object(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        inode = await engine.write_file("a", b"same")
+        await engine.names.link(inode.ino, ROOT_INO, b"b")
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"same", "b": b"same"}
+        await engine.names.unlink(ROOT_INO, b"a")
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"b": b"same"}
+
+
+async def test_a_large_file_goes_up_in_parts(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, part_size_bytes=5 * MIB)
+    body = os.urandom(MIB) * 12
+    async with running_engine(settings) as engine:
+        await engine.write_file("big", body)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"big": body}
+        assert engine.parts.store.counts.by_operation["upload_part"] == 3
+    assert list((tmp_path / "state" / "uploads").glob("*")) == []
+
+
+async def test_the_backlog_survives_a_stop(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    async with running_engine(settings, publishing=False) as engine:
+        inode = await engine.write_file("a", b"kept")
+        assert objects_in(engine.bucket) == {}
+    async with running_engine(settings) as engine:
+        assert (await engine.names.lookup(ROOT_INO, b"a")).ino == inode.ino
+        assert await engine.read_file(inode.ino) == b"kept"
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"kept"}
+
+
+async def test_both_versions_are_kept_when_another_node_wrote_first(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path, upload_delay_s=60.0)) as engine:
+        await engine.write_file("model", b"ours")
+        (engine.bucket / "model").write_bytes(b"theirs")
+        await drained(engine)
+        found = objects_in(engine.bucket)
+        assert found.pop("model") == b"theirs"
+        ((name, body),) = found.items()
+        assert name.startswith("model.conflict-")
+        assert body == b"ours"
+
+
+class Unreachable:
+    """A store whose uploads fail while ``down`` is set."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self.down = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def put(self, *args: object, **kwargs: object) -> object:
+        if self.down:
+            raise StoreUnavailable("down")
+        return self._inner.put(*args, **kwargs)  # type: ignore[arg-type]
+
+
+async def test_an_outage_keeps_the_bytes_and_is_reported(tmp_path: Path) -> None:
+    stores: list[Unreachable] = []
+
+    def wrap(store: ObjectStore) -> ObjectStore:
+        stores.append(Unreachable(store))
+        stores[0].down = True
+        return stores[0]  # type: ignore[return-value]
+
+    async with running_engine(settings_for(tmp_path, store_timeout_s=0.05), wrap=wrap) as engine:
+        inode = await engine.write_file("a", b"precious")
+        with trio.fail_after(20):
+            assert not await engine.parts.publisher.drain()
+        assert [failure.path for failure in engine.parts.publisher.failures.values()] == ["a"]
+        assert await engine.read_file(inode.ino) == b"precious"
+        stores[0].down = False
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"precious"}
+        assert engine.parts.publisher.failures == {}
+
+
+async def test_a_replaced_object_is_a_new_inode(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, ttl_s=0.0, negative_ttl_s=0.0)
+    (tmp_path / "bucket" / "f").write_bytes(b"old" * 100_000)
+    async with running_engine(settings) as engine:
+        old = await engine.names.lookup(ROOT_INO, b"f")
+        number = await engine.files.open(old.ino, os.O_RDONLY, ROOT_CALLER)
+        (tmp_path / "bucket" / "f").write_bytes(b"new" * 100_000)
+        new = await engine.names.lookup(ROOT_INO, b"f")
+        assert new.ino != old.ino
+        assert await engine.read_file(new.ino) == b"new" * 100_000
+        with pytest.raises((StaleContent, PreconditionFailed)):
+            await engine.files.read(number, 0, 300_000)
+        await engine.files.release(number)
+
+
+async def test_sizes_follow_the_staging_file_after_a_crash(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    async with running_engine(settings, publishing=False) as engine:
+        number, inode = await engine.files.create(ROOT_INO, b"a", 0o644, os.O_RDWR, ROOT_CALLER)
+        await engine.files.write(number, 0, b"never flushed")
+        with engine.parts.db.read() as txn:
+            assert tree.get(txn, inode.ino).size_bytes == 0
+    async with running_engine(settings) as engine:
+        assert (await engine.names.lookup(ROOT_INO, b"a")).size_bytes == 13
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"never flushed"}
