@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
@@ -31,7 +32,9 @@ from tierfs.store.s3 import S3Store
 from tierfs.types import ObjectInfo
 
 MIB = 1024 * 1024
-_buckets: list[str] = []
+_shared: dict[str, ObjectStore] = {}
+_at_exit = contextlib.ExitStack()
+atexit.register(_at_exit.close)
 
 
 def store_names() -> list[object]:
@@ -43,14 +46,13 @@ def store_names() -> list[object]:
 
 @contextlib.contextmanager
 def open_named_store(name: str) -> Iterator[ObjectStore]:
-    """An empty store of that kind."""
-    if name == "weed":
-        with _weed_store() as store:
-            yield store
-        return
-    if name.startswith("fake"):
-        with fake_s3() as server, fake_store(server, use_fast_path=name == "fake") as store:
-            yield store
+    """An empty store of that kind. Making an S3 client takes 0.1 s, so S3 tests share one, by prefix."""
+    if name.startswith(("fake", "weed")):
+        view = PrefixedStore(_shared_store(name), f"t-{secrets.token_hex(4)}/")
+        try:
+            yield view
+        finally:
+            empty(view)
         return
     with tempfile.TemporaryDirectory(prefix="tierfs-store-") as directory:
         store = LocalStore(directory, use_xattrs=name != "local-sidecars")
@@ -61,31 +63,33 @@ def open_named_store(name: str) -> Iterator[ObjectStore]:
             wrapped.close()
 
 
+def _shared_store(name: str) -> ObjectStore:
+    if name not in _shared:
+        if name == "weed":
+            server = weed.shared_weed()
+            bucket = server.make_bucket()
+            with environment(server.environment):
+                store = S3Store(bucket, endpoint_url=server.endpoint_url, region="us-east-1", connections=16)
+                store.check()
+            _at_exit.callback(store.close)
+        else:
+            fake = _at_exit.enter_context(fake_s3())
+            store = _at_exit.enter_context(fake_store(fake, use_fast_path=name == "fake"))
+        _shared[name] = store
+    return _shared[name]
+
+
 @contextlib.contextmanager
 def fake_store(server: FakeS3, **options: Any) -> Iterator[S3Store]:
     """The bucket of a fake server as a store; ``options`` are those of ``S3Store``."""
+    store = S3Store(BUCKET, endpoint_url=server.endpoint_url, region="us-east-1",
+                    **{"connections": 16, "connect_timeout_s": 2.0, "read_timeout_s": 5.0, **options})
     with environment(server.environment):
-        store = S3Store(BUCKET, endpoint_url=server.endpoint_url, region="us-east-1",
-                        **{"connections": 16, "connect_timeout_s": 2.0, "read_timeout_s": 5.0, **options})
-        try:
-            yield store
-        finally:
-            store.close()
-
-
-@contextlib.contextmanager
-def _weed_store() -> Iterator[ObjectStore]:
-    server = weed.shared_weed()
-    if not _buckets:  # one for all tests: SeaweedFS makes several volumes for each
-        _buckets.append(server.make_bucket())
-    with environment(server.environment):
-        store = S3Store(_buckets[0], endpoint_url=server.endpoint_url, region="us-east-1", connections=16)
-        view = PrefixedStore(store, f"t-{secrets.token_hex(4)}/")
-        try:
-            yield view
-        finally:
-            empty(view)
-            store.close()
+        store.check()  # credentials are looked up at the first request
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 class PrefixedStore:
