@@ -45,6 +45,7 @@ _MAX_READERS: Final = 512
 _GROUP_MAX_JOBS: Final = 512
 _GROUP_MAX_NS: Final = 20_000_000
 """A group is closed when its functions have run for so long; the rest goes into the next one."""
+_FULL_BYTES: Final = 1024 * 1024
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -307,7 +308,7 @@ class Database:
                     raw.abort()
             if not group:
                 group.append(waiting.popleft())
-            failure = _commit_failure(error)
+            failure = _commit_failure(error, self.directory)
             for job in group:
                 job.error = job.error or failure
         return group
@@ -352,15 +353,24 @@ def _nothing(_: WriteTransaction) -> None:
     return None
 
 
-def _commit_failure(error: Exception) -> NamespaceError:
+def _commit_failure(error: Exception, directory: Path) -> NamespaceError:
+    """LMDB reports a write that was cut short by a full disk as EIO: say what it was."""
     failure = NamespaceError(f"namespace commit failed: {error}")
     code = getattr(error, "code", 0)
-    if isinstance(error, lmdb.MapFullError):
+    if isinstance(error, lmdb.MapFullError) or (code == errno.EIO and _is_full(directory)):
         failure.errno = errno.ENOSPC
     elif isinstance(code, int) and code > 0:
         failure.errno = code
     failure.__cause__ = error
     return failure
+
+
+def _is_full(directory: Path) -> bool:
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return False
+    return space.f_bavail * space.f_frsize < _FULL_BYTES
 
 
 def _lock(directory: Path) -> int:

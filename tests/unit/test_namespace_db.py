@@ -1,0 +1,315 @@
+"""The LMDB owner: group commit, isolation of failures, formats, locks, and what survives."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+import trio
+
+from tests.support.namespace import START_NS, Namespace, open_namespace
+from tierfs.errors import AlreadyExists, ConfigError, FormatError, NamespaceError
+from tierfs.namespace import schema
+from tierfs.namespace.db import Database, ReadTransaction, WriteTransaction
+from tierfs.types import ROOT_INO, Inode
+
+KEY = b"test"
+
+
+def put(value: bytes, key: bytes = KEY):
+    def fn(txn: WriteTransaction) -> bytes:
+        txn.put(key, value, db=txn.tables.meta)
+        return value
+
+    return fn
+
+
+def value_of(db: Database, key: bytes = KEY) -> bytes | None:
+    with db.read() as txn:
+        return txn.get(key, None, txn.tables.meta)
+
+
+@pytest.fixture
+def ns(tmp_path: Path):
+    with open_namespace(tmp_path) as ns:
+        yield ns
+
+
+def test_a_new_database_has_a_root(ns: Namespace) -> None:
+    root = ns.get(ROOT_INO)
+    assert root.is_dir
+    assert root.nlink == 2
+    assert root.mtime_ns == START_NS
+    assert ns.names() == []
+
+
+async def test_commit_returns_the_result_and_is_visible_at_once(ns: Namespace) -> None:
+    assert await ns.db.commit(put(b"1")) == b"1"
+    assert value_of(ns.db) == b"1"
+
+
+async def test_a_function_that_raises_leaves_nothing_behind(ns: Namespace) -> None:
+    def fn(txn: WriteTransaction) -> None:
+        txn.put(KEY, b"half", db=txn.tables.meta)
+        raise AlreadyExists("no")
+
+    with pytest.raises(AlreadyExists):
+        await ns.db.commit(fn)
+    assert value_of(ns.db) is None
+
+
+async def test_functions_that_arrive_together_share_a_commit_and_fail_alone(ns: Namespace) -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def hold(txn: WriteTransaction) -> None:
+        started.set()
+        gate.wait(10)
+
+    def wrong(txn: WriteTransaction) -> None:
+        txn.put(b"wrong", b"x", db=txn.tables.meta)
+        raise ZeroDivisionError
+
+    errors: list[BaseException] = []
+    results: dict[int, bytes] = {}
+
+    async def one(number: int) -> None:
+        results[number] = await ns.db.commit(put(b"%d" % number, b"key%d" % number))
+
+    async def bad() -> None:
+        try:
+            await ns.db.commit(wrong)
+        except ZeroDivisionError as error:
+            errors.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ns.db.commit, hold)
+        await trio.to_thread.run_sync(started.wait)
+        for number in range(20):
+            nursery.start_soon(one, number)
+            nursery.start_soon(bad)
+        await trio.testing.wait_all_tasks_blocked()
+        before = ns.db.commits
+        gate.set()
+    assert ns.db.commits == before + 2  # the one that waited, and one for all others
+    assert len(errors) == 20
+    assert results == {number: b"%d" % number for number in range(20)}
+    assert value_of(ns.db, b"wrong") is None
+    assert all(value_of(ns.db, b"key%d" % number) == b"%d" % number for number in range(20))
+
+
+async def test_a_commit_that_is_queued_cannot_be_cancelled(ns: Namespace) -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def slow(txn: WriteTransaction) -> None:
+        started.set()
+        gate.wait(10)
+        txn.put(KEY, b"done", db=txn.tables.meta)
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ns.db.commit, slow)
+            await trio.to_thread.run_sync(started.wait)
+            scope.cancel()
+            gate.set()
+    assert value_of(ns.db) == b"done"
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await ns.db.commit(put(b"never"))
+    assert value_of(ns.db) == b"done"
+
+
+async def test_a_failing_commit_reaches_every_caller(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __init__(self, env: lmdb.Environment) -> None:
+            self.env = env
+
+        def begin(self, *args: object, **kwargs: object):
+            error = lmdb.Error("mdb_txn_begin")
+            error.code = 28  # as py-lmdb sets it from errno
+            raise error
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.env, name)
+
+    real = ns.db._env
+    monkeypatch.setattr(ns.db, "_env", Failing(real))
+    with pytest.raises(NamespaceError) as raised:
+        await ns.db.commit(put(b"1"))
+    assert raised.value.errno == 28
+    monkeypatch.setattr(ns.db, "_env", real)
+    assert await ns.db.commit(put(b"2")) == b"2"
+
+
+def test_nested_reads_share_a_snapshot(ns: Namespace) -> None:
+    ns.change(put(b"1"))
+    with ns.db.read() as outer:
+        ns.change(put(b"2"))
+        with ns.db.read() as inner:
+            assert inner is outer
+            assert inner.get(KEY, None, inner.tables.meta) == b"1"
+    assert value_of(ns.db) == b"2"
+
+
+def test_a_read_block_ends_also_when_it_raises(ns: Namespace) -> None:
+    def broken(txn: ReadTransaction) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError), ns.db.read() as txn:
+        broken(txn)
+    ns.change(put(b"1"))
+    assert value_of(ns.db) == b"1"
+
+
+def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
+    with open_namespace(tmp_path) as ns:
+        ino = ns.create("a").ino
+        generation = ns.get(ino).generation
+    with open_namespace(tmp_path) as ns:
+        assert ns.resolve("a").ino == ino
+        assert ns.create("b").ino > ino  # numbers are never given out twice
+        assert ns.get(ino).generation == generation > 0
+        assert ns.db.clean_close
+
+
+def test_a_kept_lock_refuses_a_second_engine_by_name_of_the_first(tmp_path: Path) -> None:
+    with open_namespace(tmp_path), pytest.raises(NamespaceError, match=str(os.getpid())):
+        Database.open(tmp_path)
+    Database.open(tmp_path).close()
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    with open_namespace(tmp_path / "state"):
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+        for path in (tmp_path / "state" / "namespace.lmdb").iterdir():
+            assert path.stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "state" / "namespace.lmdb").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
+    with open_namespace(tmp_path) as ns:
+        ns.change(put(schema.pack_u64(99), schema.META_FORMAT))
+    with pytest.raises(FormatError, match="99"):
+        Database.open(tmp_path)
+
+
+def test_the_state_of_another_source_is_refused(tmp_path: Path) -> None:
+    Database.open(tmp_path, source="s3://one", prefix="").close()
+    with pytest.raises(ConfigError, match="s3://one"):
+        Database.open(tmp_path, source="s3://two", prefix="")
+    with Database.open(tmp_path, source="s3://one", prefix="") as db:
+        assert db.tables.prefix == ""
+
+
+READER = """
+import sys
+from pathlib import Path
+from tierfs.errors import NamespaceError
+from tierfs.namespace import tree
+from tierfs.namespace.db import Database
+with Database.open(Path(sys.argv[1]), read_only=True) as db:
+    with db.read() as txn:
+        print(tree.lookup(txn, 1, b"a").ino, db.tables.prefix)
+    try:
+        db.commit_now(lambda txn: None)
+    except NamespaceError:
+        print("refused")
+"""
+
+
+def test_read_only_opens_beside_a_live_engine_and_writes_nothing(tmp_path: Path) -> None:
+    # In another process: LMDB must not be opened twice in one.
+    with open_namespace(tmp_path, prefix="p/") as ns:
+        ino = ns.create("a").ino
+        answer = subprocess.run(
+            [sys.executable, "-c", READER, str(tmp_path)], capture_output=True, text=True, check=True
+        )
+        assert answer.stdout.split() == [str(ino), "p/", "refused"]
+        assert ns.create("b").ino > ino
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "namespace.lmdb").mkdir()
+    (tmp_path / "namespace.lmdb" / "data.mdb").write_bytes(os.urandom(16384))
+    with pytest.raises(NamespaceError, match=r"namespace\.lmdb"):
+        Database.open(tmp_path)
+    os.unlink(tmp_path / "namespace.lmdb" / "data.mdb")
+    Database.open(tmp_path).close()
+
+
+def test_nothing_can_be_committed_after_close(tmp_path: Path) -> None:
+    db = Database.open(tmp_path)
+    db.close()
+    with pytest.raises(NamespaceError):
+        db.commit_now(put(b"x"))
+    db.close()
+
+
+async def test_sync_and_durable_commits(ns: Namespace) -> None:
+    await ns.db.commit(put(b"1"), durable=True)
+    await ns.db.sync()
+    assert value_of(ns.db) == b"1"
+
+
+# -- the C view of the records -------------------------------------------------------------------------------
+
+INODE_OFFSETS = {
+    "ino": (0, "<Q"),
+    "mode": (8, "<I"),
+    "uid": (12, "<I"),
+    "gid": (16, "<I"),
+    "nlink": (20, "<I"),
+    "rdev": (24, "<Q"),
+    "size_bytes": (32, "<Q"),
+    "atime_ns": (40, "<q"),
+    "mtime_ns": (48, "<q"),
+    "ctime_ns": (56, "<q"),
+    "generation": (64, "<Q"),
+    "flags": (72, "<Q"),
+    "content_id": (80, "16s"),
+    "valid_until_ns": (96, "<q"),
+    "listed_until_ns": (104, "<q"),
+}
+
+
+def test_inode_records_have_the_layout_that_the_docstring_gives_to_c() -> None:
+    values = {
+        name: bytes(range(16)) if form == "16s" else 7 + offset for name, (offset, form) in INODE_OFFSETS.items()
+    }
+    inode = Inode(**values)  # type: ignore[arg-type]
+    raw = schema.pack_inode(inode)
+    assert len(raw) == 128
+    for name, (offset, form) in INODE_OFFSETS.items():
+        assert struct.unpack_from(form, raw, offset)[0] == values[name], name
+        assert offset % min(struct.calcsize(form), 8) == 0
+    assert raw[112:] == bytes(16)
+    assert schema.unpack_inode(raw) == inode
+    for name, (offset, form) in INODE_OFFSETS.items():
+        kind = {"<Q": "uint64_t", "<q": "int64_t ", "<I": "uint32_t", "16s": "uint8_t "}[form]
+        field = "content_id[16]" if form == "16s" else name
+        assert f"{kind} {field};".replace("  ", " ") in (schema.__doc__ or "").replace("  ", " "), name
+        line = next(line for line in (schema.__doc__ or "").splitlines() if f" {field};" in line)
+        if name != "ino":
+            assert f"{offset} " in line.split("/*")[1], line
+
+
+def test_entry_records_and_keys_have_the_documented_layout(ns: Namespace) -> None:
+    ino = ns.create(b"name\xff").ino
+    with ns.db.read() as txn:
+        tables = txn.tables
+        cursor = txn.cursor(tables.dirent)
+        assert cursor.set_range(struct.pack(">Q", ROOT_INO) + b"name\xff\0")
+        assert cursor.key() == struct.pack(">Q", ROOT_INO) + b"name\xff\0" + b"\xff" * 8
+        record = cursor.value()
+        assert len(record) == schema.DIRENT.size == 24
+        assert struct.unpack("<QQII", record) == (ino, ino, 0o100000, 0)
+        key, value = next(iter(txn.cursor(tables.dirseq).iternext()))
+        assert key == struct.pack(">QQ", ROOT_INO, ino)
+        assert value == struct.pack("<QII", ino, 0o100000, 0) + b"name\xff"
+        assert txn.get(struct.pack(">Q", ino) + b"\xff" * 8, None, tables.inode) is not None
+        assert txn.get(struct.pack(">QQ", ino, ROOT_INO) + b"name\xff", None, tables.parent) == b""
