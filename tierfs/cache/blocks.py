@@ -79,6 +79,14 @@ def runs(mask: int) -> Iterator[tuple[int, int]]:
         mask >>= ones
 
 
+def bits(mask: int) -> Iterator[int]:
+    """Numbers of the set bits, in order."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
 def extent_spans(offset_bytes: int, end_bytes: int) -> Iterator[tuple[int, int, int]]:
     """(extent number, first offset, end offset) of a byte range, cut at extent boundaries."""
     while offset_bytes < end_bytes:
@@ -93,42 +101,3 @@ def range_mask(offset_bytes: int, end_bytes: int) -> int:
     first = offset_bytes // BLOCK_SIZE_BYTES
     last = (end_bytes - 1) // BLOCK_SIZE_BYTES
     return span_mask(first % EXTENT_BLOCKS, last - first + 1)
-
-
-class BlockMap:
-    """A set of block numbers, kept as words by extent: costs what is in it, not what lies between."""
-
-    __slots__ = ("_words",)
-
-    def __init__(self) -> None:
-        self._words: dict[int, int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._words)
-
-    def words(self) -> dict[int, int]:
-        """Word by extent number; no zero words. A copy."""
-        return dict(self._words)
-
-    def word(self, extent_no: int) -> int:
-        return self._words.get(extent_no, 0)
-
-    def add(self, extent_no: int, mask: int) -> None:
-        if mask:
-            self._words[extent_no] = self._words.get(extent_no, 0) | mask
-
-    def discard(self, extent_no: int, mask: int) -> None:
-        left = self._words.get(extent_no, 0) & ~mask
-        if left:
-            self._words[extent_no] = left
-        else:
-            self._words.pop(extent_no, None)
-
-    def discard_from(self, block_no: int) -> None:
-        """Drop every block from ``block_no`` on."""
-        extent_no, bit = divmod(block_no, EXTENT_BLOCKS)
-        for number in [n for n in self._words if n >= extent_no]:
-            self.discard(number, -1 if number > extent_no else ~((1 << bit) - 1))
-
-    def count(self) -> int:
-        return sum(word.bit_count() for word in self._words.values())

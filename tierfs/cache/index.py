@@ -185,8 +185,8 @@ class TierIndex:
                     found.add(number)
         return sorted(found)
 
-    def has_any(self, content_id: ContentId) -> bool:
-        """Some extent of that content has a record."""
+    def any_extent(self, content_id: ContentId) -> int | None:
+        """The number of some extent of that content that has a record, None if none has."""
         gone: set[int] = set()
         for batch in (self._pending, self._committing):
             change = batch.get(content_id)
@@ -196,11 +196,18 @@ class TierIndex:
                 if value is None:
                     gone.add(number)
                 elif number not in gone:
-                    return True
+                    return number
             if change.dropped:
-                return False
+                return None
         with self._env.begin(db=self._extent_table) as txn:
-            return any(int.from_bytes(key[16:], "big") not in gone for key in _keys_of(txn, content_id))
+            for key in _keys_of(txn, content_id):
+                number = int.from_bytes(key[16:], "big")
+                if number not in gone:
+                    return number
+        return None
+
+    def has(self, content_id: ContentId, extent_no: int) -> bool:
+        return self._value(content_id, extent_no) is not None
 
     def committed_has(self, content_id: ContentId) -> bool:
         """The committed index (not the batch) has a record: a new file of that name must wait."""

@@ -49,14 +49,14 @@ class Ledger:
         return self._wanted_bytes + self.freeing_bytes
 
     @property
+    def data_bytes(self) -> int:
+        """File data on the device, or promised to be."""
+        return self.used_bytes - self.overhead_bytes
+
+    @property
     def excess_bytes(self) -> int:
         """How much more has to be evicted, what is being evicted already not counted. May be negative."""
         return self._wanted_bytes - self.limit_bytes
-
-    @property
-    def must_wait(self) -> bool:
-        """Enough is being evicted, but the file system has not given it back yet."""
-        return self.used_bytes > self.limit_bytes and self.freeing_bytes > 0
 
     @property
     def batch_bytes(self) -> int:

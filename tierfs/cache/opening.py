@@ -90,7 +90,8 @@ def _close_one(tier: Tier, keep_volatile: bool) -> None:
 
 _GAUGES: tuple[tuple[str, str, Callable[[Tier], float]], ...] = (
     ("tierfs_tier_capacity_bytes", "Bytes the tier may use.", lambda t: t.ledger.capacity_bytes),
-    ("tierfs_tier_used_bytes", "Bytes on its device, its index included.", lambda t: t.ledger.used_bytes),
+    ("tierfs_tier_used_bytes", "Bytes of file data on its device.", lambda t: t.ledger.data_bytes),
+    ("tierfs_tier_overhead_bytes", "Bytes of its index and directories.", lambda t: t.ledger.overhead_bytes),
     ("tierfs_tier_dirty_bytes", "Bytes not known to be in the store.", lambda t: t.ledger.dirty_bytes),
     ("tierfs_tier_pinned_bytes", "Bytes kept until unpinned.", lambda t: t.ledger.policy.pinned_bytes),
     ("tierfs_tier_hits_total", "Reads answered by the tier.", lambda t: t.hits),

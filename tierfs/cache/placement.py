@@ -19,7 +19,7 @@ from tierfs.cache import blocks, device, record
 from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.eviction import Taken
 from tierfs.cache.policy import Admission
-from tierfs.cache.record import Extent
+from tierfs.cache.record import SUM_BYTES, Extent
 from tierfs.cache.tier import Fill, Tier
 from tierfs.log import get_logger
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
@@ -50,7 +50,7 @@ class Placement:
         if len(usable) < 2:
             return usable
         unit = (ref.content_id, extent_no)
-        pinned = [tier for tier in usable if ref.content_id in tier.pins]
+        pinned = [tier for tier in usable if ref.content_id in tier.presence.pins]
         home = [tier for tier in usable if unit in tier.ledger.policy]
         roomy = [tier for tier in usable if tier.ledger.has_room(nbytes)]
         return list(dict.fromkeys([*pinned, *home, *roomy, *reversed(usable)]))
@@ -69,7 +69,7 @@ class Placement:
             return
         self._last_offered = unit
         faster = self._tiers[position - 1]
-        extent = tier.extent(*unit)
+        extent = tier.presence.extent(*unit)
         if not faster.takes_clean or extent is None or unit in faster.ledger.policy:
             return
         nbytes = extent.allocated(extent_no)
@@ -112,7 +112,7 @@ class Placement:
 
     async def copy_between(self, ref: ObjectRef, extent_no: int, source: Tier, target: Tier) -> None:
         """Copy what ``source`` has of that extent and ``target`` has not, as far as possible."""
-        extent = source.extent(ref.content_id, extent_no)
+        extent = source.presence.extent(ref.content_id, extent_no)
         if extent is None:
             return
         extent.busy += 1
@@ -122,14 +122,20 @@ class Placement:
             extent.busy -= 1
             source.note_change()
 
+    async def copy_into(self, ref: ObjectRef, extent_no: int, mask: int, target: Tier) -> None:
+        """Copy what other tiers have of these blocks, as far as that can be read, and drop what cannot."""
+        for tier in self._tiers:
+            if tier is not target and target.presence.missing(ref.content_id, extent_no, mask):
+                await self.copy_between(ref, extent_no, tier, target)
+
     async def _copy(self, ref: ObjectRef, extent_no: int, extent: Extent, source: Tier, target: Tier) -> None:
         """Copy the verified blocks of an extent that nobody changes meanwhile."""
         have = extent.present & ~extent.unverified
-        for first, count in blocks.runs(target.missing(ref.content_id, extent_no, have)):
+        for first, count in blocks.runs(target.presence.missing(ref.content_id, extent_no, have)):
             fill = await target.reserve(ref, extent_no, first, count)
             if fill is None:
                 return
-            sums = bytes(extent.sums[first * 8 : (first + count) * 8])
+            sums = bytes(extent.sums[first * SUM_BYTES : (first + count) * SUM_BYTES])
             finished = False
             try:
                 path = device.object_path(source.root, ref.content_id)
@@ -142,7 +148,7 @@ class Placement:
             if error is not None:
                 target.abandon(fill, wrote=True)
                 if isinstance(error, ValueError):
-                    source.drop_blocks(ref.content_id, extent_no, blocks.span_mask(first, count))
+                    source.presence.drop_blocks((ref.content_id, extent_no), blocks.span_mask(first, count))
                 _log.info("not copied to another tier", source=source.name, target=target.name,
                           reason=str(error))
                 return

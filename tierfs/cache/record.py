@@ -26,7 +26,7 @@ from tierfs.cache import blocks
 from tierfs.types import BLOCK_SIZE_BYTES, ObjectRef
 
 _HEAD = struct.Struct("<QQQQIHH")
-_SUM_BYTES = 8
+SUM_BYTES = 8
 _WORD = (1 << 64) - 1
 _ZERO_SUM: dict[int, bytes] = {}
 
@@ -48,11 +48,11 @@ class Extent:
         self.present = 0
         self.zeros = 0
         self.unverified = 0
-        self.sums = bytearray(block_total * _SUM_BYTES)
+        self.sums = bytearray(block_total * SUM_BYTES)
         self.busy = 0
 
     def sum_of(self, bit: int) -> bytes:
-        return bytes(self.sums[bit * _SUM_BYTES : (bit + 1) * _SUM_BYTES])
+        return bytes(self.sums[bit * SUM_BYTES : (bit + 1) * SUM_BYTES])
 
     def allocated(self, extent_no: int) -> int:
         """Bytes on the device, by our accounting."""
@@ -60,8 +60,8 @@ class Extent:
 
     def mark(self, first: int, sums: bytes, zeros: int = 0) -> None:
         """Blocks from bit ``first`` are there and right; ``sums`` holds their checksums."""
-        mask = blocks.span_mask(first, len(sums) // _SUM_BYTES)
-        self.sums[first * _SUM_BYTES : first * _SUM_BYTES + len(sums)] = sums
+        mask = blocks.span_mask(first, len(sums) // SUM_BYTES)
+        self.sums[first * SUM_BYTES : first * SUM_BYTES + len(sums)] = sums
         self.present |= mask
         self.unverified &= ~mask
         self.zeros = self.zeros & ~mask | zeros & mask
@@ -76,7 +76,7 @@ def checksums(data: bytes | memoryview) -> bytes:
     """Checksums (xxh3, 64 bit, little endian) of the blocks of ``data``, which starts at a block boundary."""
     view = memoryview(data)
     return b"".join(
-        xxhash.xxh3_64_intdigest(view[start : start + BLOCK_SIZE_BYTES]).to_bytes(_SUM_BYTES, "little")
+        xxhash.xxh3_64_intdigest(view[start : start + BLOCK_SIZE_BYTES]).to_bytes(SUM_BYTES, "little")
         for start in range(0, len(view), BLOCK_SIZE_BYTES)
     )
 
@@ -99,7 +99,7 @@ def identity_of(ref: ObjectRef) -> bytes:
 
 def encode(extent: Extent, epoch: int, identity: bytes) -> bytes:
     head = _HEAD.pack(extent.size_bytes, extent.present, extent.zeros, extent.unverified, epoch,
-                      len(extent.sums) // _SUM_BYTES, len(identity))
+                      len(extent.sums) // SUM_BYTES, len(identity))
     return head + extent.sums + identity
 
 
@@ -112,14 +112,14 @@ def decode(value: bytes | memoryview, extent_no: int, epoch: int) -> Extent:
         raise BadRecord("record too short")
     size, present, zeros, unverified, written, sum_count, identity_bytes = _HEAD.unpack_from(value)
     total = blocks.blocks_in_extent(size, extent_no)
-    if sum_count != total or len(value) != _HEAD.size + total * _SUM_BYTES + identity_bytes:
+    if sum_count != total or len(value) != _HEAD.size + total * SUM_BYTES + identity_bytes:
         raise BadRecord("record length and size disagree")
     if present >> total or zeros & ~present or unverified & ~present:
         raise BadRecord("record marks blocks that cannot be there")
     extent = Extent(size, 0)
     extent.present, extent.zeros = present, zeros
     extent.unverified = present if written != epoch else unverified
-    extent.sums = bytearray(value[_HEAD.size : _HEAD.size + total * _SUM_BYTES])
+    extent.sums = bytearray(value[_HEAD.size : _HEAD.size + total * SUM_BYTES])
     return extent
 
 

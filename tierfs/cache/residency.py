@@ -9,22 +9,20 @@ from dataclasses import dataclass
 
 import trio
 
-from tierfs.cache import blocks, opening, upkeep
+from tierfs.cache import opening, upkeep
 from tierfs.cache.area import DirtyContent, Drain, StagingArea
-from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
-from tierfs.cache.fetch import Fetch, Fetcher
+from tierfs.cache.fetch import Fetcher
 from tierfs.cache.placement import Placement
+from tierfs.cache.reading import Reader
 from tierfs.cache.staging import Staging
 from tierfs.cache.tier import Tier
 from tierfs.config import Settings
 from tierfs.errors import InvalidArgument, TierFull
 from tierfs.metrics import Metrics
 from tierfs.store.base import ObjectStore
-from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
+from tierfs.types import ContentId, ObjectRef
 
-SMALL_OBJECT_BYTES = 1024 * 1024
-"""An object up to this size is fetched whole when its first byte is read."""
-_ATTEMPTS = 4
+_PIN_ROUNDS = 4
 
 __all__ = ["Cache", "DirtyContent", "Drain", "TierStatus"]
 
@@ -38,7 +36,9 @@ class TierStatus:
     volatile: bool
     capacity_bytes: int
     used_bytes: int
-    """Everything the tier has on its device: clean, dirty, reserved for fetches under way, its own index."""
+    """File data on the device, clean and dirty, what is just being fetched or removed included."""
+    overhead_bytes: int
+    """Its own index and directories; part of what the capacity limits."""
     clean_bytes: int
     dirty_bytes: int
     pinned_bytes: int
@@ -51,15 +51,6 @@ class TierStatus:
     """Why it is not ``ok``; empty if it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """A part of a read that comes from one place."""
-
-    start: int
-    stop: int
-    source: Tier | Fetch | bytes
-
-
 class Cache:
     """See the package docstring."""
 
@@ -70,9 +61,9 @@ class Cache:
         self._fetcher = Fetcher(store, metrics, self._placement.tiers_for,
                                 concurrency=settings.fetch_concurrency,
                                 memory_budget_bytes=settings.memory_budget_bytes)
+        self._reader = Reader(tiers, self._placement, self._fetcher, metrics)
         self._area = StagingArea(write_tier, self, dirty_limit_bytes=settings.dirty_limit_bytes)
         self._all_tiers = tiers if write_tier in tiers else [*tiers, write_tier]
-        self._misses = metrics.counter("tierfs_missed_bytes_total", "Bytes read that no tier had.")
         opening.register_gauges(metrics, self._all_tiers)
 
     @classmethod
@@ -123,13 +114,7 @@ class Cache:
         end = min(offset_bytes + length_bytes, ref.size_bytes)
         if end <= offset_bytes:
             return b""
-        for tier in self._tiers:
-            data = tier.read_nowait(ref.content_id, offset_bytes, end)
-            if data is not None:
-                if tier is not self._tiers[0]:
-                    self._placement.offer(ref, offset_bytes // EXTENT_SIZE_BYTES, tier)
-                return data
-        return self._fetcher.transit.read(ref.content_id, offset_bytes, end)
+        return self._reader.read_nowait(ref, offset_bytes, end)
 
     async def read(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> bytes:
         """Exactly the bytes, clipped at ``ref.size_bytes``; what is not local is fetched.
@@ -141,110 +126,7 @@ class Cache:
         if end <= offset_bytes:
             await trio.lowlevel.checkpoint()
             return b""
-        segments = self._locate(ref, offset_bytes, end)
-        if len(segments) == 1:
-            return await self._obtain(ref, segments[0])
-        return b"".join([await self._obtain(ref, segment) for segment in segments])
-
-    def _locate(self, ref: ObjectRef, offset_bytes: int, end_bytes: int, *,
-                skip_tiers: bool = False) -> list[_Segment]:
-        """Where the bytes come from; starts fetching what is missing. No await in here."""
-        segments: list[_Segment] = []
-        for extent_no, start, stop in blocks.extent_spans(offset_bytes, end_bytes):
-            mask = blocks.range_mask(start, stop)
-            sources: list[tuple[int, Tier | Fetch | bytes]] = []
-            missing = mask
-            if not skip_tiers:
-                for tier in self._tiers:
-                    here = missing & ~tier.missing(ref.content_id, extent_no, missing)
-                    if here and tier.health.readable:
-                        sources.append((here, tier))
-                        missing &= ~here
-                    if not missing:
-                        break
-            if missing:
-                sources.extend(self._fetch_missing(ref, extent_no, start, stop, missing))
-            segments.extend(_in_order(extent_no, start, stop, sources))
-        return segments
-
-    def _fetch_missing(self, ref: ObjectRef, extent_no: int, start: int, stop: int,
-                       missing: int) -> list[tuple[int, Tier | Fetch | bytes]]:
-        sources: list[tuple[int, Tier | Fetch | bytes]] = []
-        base = extent_no * EXTENT_BLOCKS
-        wanted = 0
-        for first, count in blocks.runs(missing):
-            for bit in range(first, first + count):
-                number = base + bit
-                low = max(start, number * BLOCK_SIZE_BYTES)
-                high = min(stop, (number + 1) * BLOCK_SIZE_BYTES)
-                kept = self._fetcher.transit.read(ref.content_id, low, high)
-                if kept is not None:
-                    sources.append((1 << bit, kept))
-                    continue
-                fetch = self._fetcher.in_flight(ref.content_id, number)
-                if fetch is None:
-                    wanted |= 1 << bit
-                    continue
-                self._fetcher.promote(fetch)
-                if sources and sources[-1][1] is fetch:
-                    sources[-1] = (sources[-1][0] | 1 << bit, fetch)
-                else:
-                    sources.append((1 << bit, fetch))
-        if wanted:
-            for tier in self._tiers:
-                tier.misses += 1
-            self._misses.add(blocks.content_bytes(wanted, ref.size_bytes, extent_no))
-            sources.extend(self._start_fetches(ref, extent_no, start, stop, wanted))
-        return sources
-
-    def _start_fetches(self, ref: ObjectRef, extent_no: int, start: int, stop: int,
-                       wanted: int) -> list[tuple[int, Tier | Fetch | bytes]]:
-        nbytes = blocks.allocated_bytes(wanted, ref.size_bytes, extent_no)
-        if not self._placement.accepts(nbytes):
-            # Nothing will be kept: ask for what is read and no more.
-            exact: list[tuple[int, Tier | Fetch | bytes]] = []
-            for first, count in blocks.runs(wanted):
-                low = max(start, (extent_no * EXTENT_BLOCKS + first) * BLOCK_SIZE_BYTES)
-                high = min(stop, (extent_no * EXTENT_BLOCKS + first + count) * BLOCK_SIZE_BYTES)
-                exact.append((blocks.span_mask(first, count),
-                              self._fetcher.request_exact(ref, low, high - low)))
-            return exact
-        if start == 0 and ref.size_bytes <= SMALL_OBJECT_BYTES:
-            wanted |= self._not_local(ref, 0, blocks.full_mask(ref.size_bytes, 0))
-        return [(blocks.span_mask(fetch.blocks.start % EXTENT_BLOCKS, len(fetch.blocks)), fetch)
-                for fetch in self._fetcher.request(ref, extent_no, wanted, demand=True)]
-
-    def _not_local(self, ref: ObjectRef, extent_no: int, mask: int) -> int:
-        """Which blocks of ``mask`` no tier has, and nobody is bringing."""
-        for tier in self._tiers:
-            if not mask:
-                return 0
-            mask = tier.missing(ref.content_id, extent_no, mask)
-        for first, count in blocks.runs(mask):
-            for bit in range(first, first + count):
-                number = extent_no * EXTENT_BLOCKS + bit
-                if (self._fetcher.in_flight(ref.content_id, number) is not None
-                        or (ref.content_id, number) in self._fetcher.transit):
-                    mask &= ~(1 << bit)
-        return mask
-
-    async def _obtain(self, ref: ObjectRef, segment: _Segment, attempt: int = 1) -> bytes:
-        source = segment.source
-        if isinstance(source, bytes):
-            return source
-        if isinstance(source, Fetch):
-            body = await source.wait()
-            start = segment.start - source.offset_bytes
-            stop = segment.stop - source.offset_bytes
-            return body if start == 0 and stop == len(body) else bytes(memoryview(body)[start:stop])
-        data = await source.read_blocks(ref.content_id, segment.start, segment.stop)
-        if data is not None:
-            if source is not self._tiers[0]:
-                self._placement.offer(ref, segment.start // EXTENT_SIZE_BYTES, source)
-            return data
-        # Evicted, damaged, or the tier fails: look again, and in the end without any tier.
-        again = self._locate(ref, segment.start, segment.stop, skip_tiers=attempt >= _ATTEMPTS)
-        return b"".join([await self._obtain(ref, part, attempt + 1) for part in again])
+        return await self._reader.read(ref, offset_bytes, end)
 
     async def prefetch(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> int:
         """Make a range local; returns the bytes fetched for it by this call. Behind every ``read``.
@@ -253,36 +135,10 @@ class Cache:
         If no tier takes it, no more is fetched than the transit buffer holds. Raises what ``read`` raises.
         """
         end = min(offset_bytes + length_bytes, ref.size_bytes)
-        piece = self._fetcher.piece_bytes(end - offset_bytes)
-        fetched = 0
-        waiting: list[tuple[Fetch, bool]] = []
-        for extent_no, start, stop in blocks.extent_spans(offset_bytes, end):
-            mask = blocks.range_mask(start, stop)
-            nbytes = blocks.allocated_bytes(mask, ref.size_bytes, extent_no)
-            if not self._placement.accepts(nbytes):
-                room = self._fetcher.transit.limit_bytes // 2 - (start - offset_bytes)
-                if room < stop - start:
-                    break
-            others = self._being_fetched(ref, extent_no, mask)
-            mine = self._fetcher.request(ref, extent_no, self._not_local(ref, extent_no, mask), demand=False,
-                                         piece_bytes=piece)
-            waiting.extend((fetch, False) for fetch in others)
-            waiting.extend((fetch, True) for fetch in mine)
-            while len(waiting) > 2 * self._fetcher.concurrency:
-                fetched += await _finish(*waiting.pop(0))
-        for fetch, own in waiting:
-            fetched += await _finish(fetch, own)
-        await trio.lowlevel.checkpoint()
-        return fetched
-
-    def _being_fetched(self, ref: ObjectRef, extent_no: int, mask: int) -> list[Fetch]:
-        found: dict[Fetch, None] = {}
-        for first, count in blocks.runs(mask):
-            for bit in range(first, first + count):
-                fetch = self._fetcher.in_flight(ref.content_id, extent_no * EXTENT_BLOCKS + bit)
-                if fetch is not None:
-                    found[fetch] = None
-        return list(found)
+        if end <= offset_bytes:
+            await trio.lowlevel.checkpoint()
+            return 0
+        return await self._reader.prefetch(ref, offset_bytes, end)
 
     # what is local
 
@@ -291,7 +147,7 @@ class Cache:
         content_id = content.content_id if isinstance(content, ObjectRef) else content
         found = {}
         for tier in self._tiers:
-            nbytes = tier.resident_bytes(content_id)
+            nbytes = tier.presence.resident_bytes(content_id)
             if nbytes:
                 found[tier.name] = nbytes
         dirty = self._area.dirty.allocated_bytes(content_id)
@@ -301,7 +157,7 @@ class Cache:
 
     def is_complete(self, content_id: ContentId) -> bool:
         """Some tier has all bytes of that content."""
-        return any(tier.is_complete(content_id) for tier in self._tiers)
+        return any(tier.presence.is_complete(content_id) for tier in self._tiers)
 
     async def pin(self, ref: ObjectRef, tier: str | None = None) -> None:
         """Fetch all of it into that tier (None: the fastest that can hold it) and keep it there.
@@ -325,32 +181,24 @@ class Cache:
                     return tier
             raise InvalidArgument(f"no tier is called {name!r}; there are {[t.name for t in self._tiers]}")
         for tier in self._tiers:
-            needed = ref.size_bytes - tier.resident_bytes(ref.content_id)
+            needed = ref.size_bytes - tier.presence.resident_bytes(ref.content_id)
             if tier.takes_clean and tier.ledger.can_make_room(needed):
                 return tier
         raise TierFull(f"{ref.key}: no tier has room for {ref.size_bytes} bytes that are not to be evicted")
 
     async def _bring_into(self, tier: Tier, ref: ObjectRef) -> None:
         self._fetcher.transit.forget(ref.content_id)
-        for _ in range(_ATTEMPTS):
-            for offset in range(0, ref.size_bytes, EXTENT_SIZE_BYTES):
-                extent_no = offset // EXTENT_SIZE_BYTES
-                mask = tier.missing(ref.content_id, extent_no, blocks.full_mask(ref.size_bytes, extent_no))
-                if not mask:
-                    continue
-                elsewhere = self._not_local(ref, extent_no, mask) ^ mask
-                for other in self._tiers:
-                    if other is not tier and elsewhere:
-                        await self._placement.copy_between(ref, extent_no, other, tier)
-                await self.prefetch(ref, offset, EXTENT_SIZE_BYTES)
-            if tier.is_complete(ref.content_id) or not ref.size_bytes:
+        for _ in range(_PIN_ROUNDS):
+            if ref.size_bytes:
+                await self._reader.prefetch(ref, 0, ref.size_bytes, only=tier)
+            if not ref.size_bytes or tier.presence.is_complete(ref.content_id):
                 return
         raise TierFull(f"{ref.key}: tier {tier.name} could not take all {ref.size_bytes} bytes")
 
     async def unpin(self, content_id: ContentId) -> None:
         """Undo ``pin`` in every tier; the bytes stay until they are evicted."""
         for tier in self._tiers:
-            if content_id in tier.pins:
+            if content_id in tier.presence.pins:
                 tier.set_pinned(content_id, False)
                 await tier.commit()
         await trio.lowlevel.checkpoint()
@@ -360,9 +208,10 @@ class Cache:
         freed = 0
         self._fetcher.transit.forget(content_id)
         for tier in self._tiers:
-            units = [(content_id, number) for number in tier.index.extents_of(content_id)]
-            idle = [unit for unit in units if tier.extent(*unit) is not None and not tier.is_busy(*unit)]
-            if idle and content_id not in tier.pins and not tier.is_being_removed(content_id):
+            if content_id in tier.presence.pins or tier.is_being_removed(content_id):
+                continue
+            idle = tier.presence.idle_units(content_id)
+            if idle:
                 freed += tier.evictor.evict(idle, keep_copy=False)
                 await tier.evictor.settled()
         await trio.lowlevel.checkpoint()
@@ -381,7 +230,8 @@ class Cache:
         return [
             TierStatus(
                 name=tier.name, path=tier.root, volatile=tier.setting.volatile,
-                capacity_bytes=tier.ledger.capacity_bytes, used_bytes=tier.ledger.used_bytes,
+                capacity_bytes=tier.ledger.capacity_bytes, used_bytes=tier.ledger.data_bytes,
+                overhead_bytes=tier.ledger.overhead_bytes,
                 clean_bytes=tier.ledger.clean_bytes, dirty_bytes=tier.ledger.dirty_bytes,
                 pinned_bytes=tier.ledger.policy.pinned_bytes, hits=tier.hits, misses=tier.misses,
                 hit_bytes=tier.hit_bytes, state=tier.health.state, reason=tier.health.reason,
@@ -423,23 +273,3 @@ class Cache:
     def dirty_contents(self) -> list[DirtyContent]:
         """Every dirty content: after a restart, what is still to be published (or discarded)."""
         return self._area.contents()
-
-
-async def _finish(fetch: Fetch, own: bool) -> int:
-    body = await fetch.wait()
-    return len(body) if own else 0
-
-
-def _in_order(extent_no: int, start: int, stop: int,
-              sources: list[tuple[int, Tier | Fetch | bytes]]) -> list[_Segment]:
-    """Segments of [start, stop) inside one extent, by offset, from sources with their blocks."""
-    parts = []
-    base = extent_no * EXTENT_BLOCKS
-    for mask, source in sources:
-        for first, count in blocks.runs(mask):
-            low = max(start, (base + first) * BLOCK_SIZE_BYTES)
-            high = min(stop, (base + first + count) * BLOCK_SIZE_BYTES)
-            if low < high:
-                parts.append(_Segment(low, high, source))
-    parts.sort(key=lambda part: part.start)
-    return parts

@@ -78,7 +78,7 @@ async def _learn(tier: Tier) -> None:
     while position is not None:
         found, position = tier.index.walk(position, _WALK_SLICE)
         for content_id, number, nbytes in found:
-            tier.learn(content_id, number, nbytes)
+            tier.presence.learn(content_id, number, nbytes)
         await trio.lowlevel.checkpoint()
     tier.ledger.unwalked_bytes = 0
     tier.ledger.fit_policy()
@@ -116,14 +116,14 @@ def _check_file(tier: Tier, name: str, taken_bytes: int) -> int:
         return taken_bytes
     known, size_bytes = 0, 0
     for number in numbers:
-        extent = tier.extent(content_id, number)
+        extent = tier.presence.extent(content_id, number)
         if extent is not None:
             known += extent.allocated(number)
             size_bytes = extent.size_bytes
     if taken_bytes <= known + blocks.BLOCK_SIZE_BYTES:
         return 0
     for number in range(blocks.extent_count(size_bytes)):
-        extent = tier.extent(content_id, number)
+        extent = tier.presence.extent(content_id, number)
         absent = blocks.full_mask(size_bytes, number) & ~(extent.present if extent else 0)
         if absent:
             tier.evictor.punch_later(content_id, number, absent)

@@ -1,0 +1,82 @@
+"""Turning a dirty file into clean content: checksums and holes. Worker threads, except ``summed``.
+
+Reads the file in pieces of one extent; a few threads at a time (``DirtyFiles.call_sealer``), so that sealing
+a large checkpoint leaves room for others.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from tierfs.cache import blocks, device, record
+from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
+from tierfs.cache.dirty import DirtyFiles
+from tierfs.cache.record import Extent
+from tierfs.types import BLOCK_SIZE_BYTES, ContentId
+
+_DENSE_EXTENTS = 16384
+
+
+async def summed(dirty: DirtyFiles, content_id: ContentId, size_bytes: int,
+                 absent: Callable[[int, int], int]) -> dict[int, Extent]:
+    """Presence and checksums of what is local of that file, by extent.
+
+    ``absent(extent_no, mask)``: which of these blocks are not. Of a huge sparse file only extents with data
+    are returned: a record for each that is all zeros would cost more than reading zeros from the store,
+    should anybody want them.
+    """
+    path = dirty.path_of(content_id)
+    data_words = await dirty.with_file(content_id, lambda fd: _data_words(fd, size_bytes))
+    count = blocks.extent_count(size_bytes)
+    found: dict[int, Extent] = {}
+    for number in range(count) if count <= _DENSE_EXTENTS else sorted(data_words):
+        full = blocks.full_mask(size_bytes, number)
+        word = full & ~absent(number, full)
+        if word:
+            extent = Extent(size_bytes, blocks.blocks_in_extent(size_bytes, number))
+            zeros = word & ~data_words.get(number, 0)
+            await dirty.call_sealer(_sum_extent, path, extent, number, word, zeros)
+            found[number] = extent
+    return found
+
+
+def _data_words(fd: int, size_bytes: int) -> dict[int, int]:
+    """Blocks that are not holes, by extent. Only for accounting: a hole and a block of zeros read alike."""
+    words: dict[int, int] = {}
+    for start, stop in device.data_ranges(fd, size_bytes):
+        for number, low, high in blocks.extent_spans(start, stop):
+            words[number] = words.get(number, 0) | blocks.range_mask(low, high)
+    return words
+
+
+def _sum_extent(path: str, extent: Extent, extent_no: int, word: int, zeros: int) -> None:
+    """Checksums of the blocks in ``word`` into ``extent``."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for first, count in blocks.runs(word & ~zeros):
+            start = extent_no * EXTENT_SIZE_BYTES + first * BLOCK_SIZE_BYTES
+            stop = min(start + count * BLOCK_SIZE_BYTES, extent.size_bytes)
+            data = device.pread_all(fd, stop - start, start)
+            if len(data) != stop - start:
+                raise OSError(errno.EIO, "file is shorter than it was", path)
+            extent.mark(first, record.checksums(data))
+    finally:
+        os.close(fd)
+    for bit in blocks.bits(zeros):
+        length = blocks.block_length(extent.size_bytes, extent_no * EXTENT_BLOCKS + bit)
+        extent.mark(bit, record.zero_checksum(length), 1 << bit)
+
+
+def move(source: str, target: str, sidecar: str | None, stale_fd: int | None) -> None:
+    """From ``dirty`` to ``objects``. Raises ``OSError``."""
+    if stale_fd is not None:
+        os.close(stale_fd)
+    try:
+        os.rename(source, target)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+        os.rename(source, target)
+    if sidecar is not None:
+        device.unlink_if_there(sidecar)
