@@ -22,10 +22,9 @@ class MountFailed(Exception):
 
 
 def tierfs_command() -> list[str]:
-    """The script beside this interpreter, the one on the PATH, or the module."""
+    """The script beside this interpreter, or the module: the version that this interpreter has."""
     beside = Path(sys.executable).with_name("tierfs")
-    found = str(beside) if beside.exists() else shutil.which("tierfs")
-    return [found] if found else [sys.executable, "-m", "tierfs"]
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "tierfs"]
 
 
 class Mounted:

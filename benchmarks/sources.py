@@ -36,6 +36,7 @@ ACCESS_KEY = "tierfsbench"
 WEED_START_LIMIT_S = 60.0
 FILL_THREADS = 8
 URL_LIFETIME_S = 3600
+PART_BYTES = 32 * 1024 * 1024
 
 
 class SourceFailed(Exception):
@@ -63,11 +64,23 @@ def fill(source: Source, objects: Mapping[str, bytes | memoryview]) -> int:
     store, prefix = _client(source)
     try:
         with ThreadPoolExecutor(FILL_THREADS) as pool:
-            for _ in pool.map(lambda item: store.put(prefix + item[0], item[1]), objects.items()):
+            for _ in pool.map(lambda item: _put(store, prefix + item[0], item[1]), objects.items()):
                 pass
     finally:
         store.close()
     return len(objects)
+
+
+def _put(store: ObjectStore, key: str, body: bytes | memoryview) -> None:
+    if len(body) <= PART_BYTES:
+        store.put(key, body)
+        return
+    upload_id = store.start_multipart(key)
+    parts = [
+        store.upload_part(key, upload_id, number, memoryview(body)[offset : offset + PART_BYTES])
+        for number, offset in enumerate(range(0, len(body), PART_BYTES), 1)
+    ]
+    store.complete_multipart(key, upload_id, parts)
 
 
 def empty(source: Source) -> None:
