@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -26,65 +25,75 @@ def shard_path(directory: Path, rank: int) -> Path:
     return directory / f"shard-{rank:05d}-of-{RANKS:05d}.bin"
 
 
-def save(directory: Path, progress: Progress) -> tuple[Reading, list[Entry]]:
-    """Write all shards at once. The time is the one for which training stands still: until the last fsync."""
-    directory.mkdir(parents=True, exist_ok=True)
-    seconds, digests = _on_all_ranks(_save_rank, directory, progress, "checkpoint: save")
-    shards = [
-        Entry(shard_path(directory, rank).name, "shard", SHARD_BYTES, digest)
-        for rank, digest in enumerate(digests)
-    ]
-    return Reading(RANKS, RANKS * SHARD_BYTES, seconds), shards
+class Ranks:
+    """The processes of a training job, each with its state in memory. A context manager."""
 
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._workers: list[Worker] = []
 
-def restore(directory: Path, shards: list[Entry], progress: Progress, label: str) -> Reading:
-    """Read all shards at once. Raises ``Damaged`` if one is not what was saved."""
-    seconds, digests = _on_all_ranks(_restore_rank, directory, progress, label)
-    wrong = [shard.path for shard, digest in zip(shards, digests, strict=True) if shard.digest != digest]
-    if wrong:
-        raise Damaged(f"{label}: not what was saved: {', '.join(wrong)}")
-    return Reading(RANKS, RANKS * SHARD_BYTES, seconds)
-
-
-_Rank = Callable[[Connection, Path, int], None]
-"""Says None when it is ready, waits for a word, then says bytes done, again and again, then the digest."""
-
-
-def _on_all_ranks(run: _Rank, directory: Path, progress: Progress, label: str) -> tuple[float, list[str]]:
-    """Seconds from the common start until the last rank is done, and what each of them answered."""
-    ranks: dict[object, int] = {}
-    running: list[Worker] = []
-    try:
+    def __enter__(self) -> Ranks:
+        """Waits until every rank has a state to save."""
+        self._directory.mkdir(parents=True, exist_ok=True)
         for rank in range(RANKS):
-            running.append(workers.start(run, directory, rank))
-            ranks[running[rank].pipe] = rank
-        for worker in running:
+            self._workers.append(workers.start(_be_rank, shard_path(self._directory, rank), rank))
+        for worker in self._workers:
             worker.receive()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        workers.stop(self._workers)
+
+    def save(self, progress: Progress) -> tuple[Reading, list[Entry]]:
+        """Write all shards at once. The time is for how long training stands still: to the last fsync."""
+        seconds, digests = self._all("save", progress, "checkpoint: save")
+        shards = [
+            Entry(shard_path(self._directory, rank).name, "shard", SHARD_BYTES, digest)
+            for rank, digest in enumerate(digests)
+        ]
+        return Reading(RANKS, RANKS * SHARD_BYTES, seconds), shards
+
+    def restore(self, shards: list[Entry], progress: Progress, label: str) -> Reading:
+        """Read all shards at once. Raises ``Damaged`` if one is not what was saved."""
+        seconds, digests = self._all("restore", progress, label)
+        wrong = [shard.path for shard, digest in zip(shards, digests, strict=True) if shard.digest != digest]
+        if wrong:
+            raise Damaged(f"{label}: not what was saved: {', '.join(wrong)}")
+        return Reading(RANKS, RANKS * SHARD_BYTES, seconds)
+
+    def _all(self, action: str, progress: Progress, label: str) -> tuple[float, list[str]]:
+        """Seconds until the last rank is done, and the digest that each of them answered."""
         task = progress.add_task(label, total=RANKS * SHARD_BYTES)
-        started = time.monotonic()
-        for worker in running:
-            worker.pipe.send(None)
+        ranks: dict[object, int] = {worker.pipe: rank for rank, worker in enumerate(self._workers)}
         digests: dict[int, str] = {}
+        started = time.monotonic()
+        for worker in self._workers:
+            worker.pipe.send(action)
         while len(digests) < RANKS:
-            for pipe in wait([running[rank].pipe for rank in range(RANKS) if rank not in digests]):
+            for pipe in wait([w.pipe for rank, w in enumerate(self._workers) if rank not in digests]):
                 rank = ranks[pipe]
-                answer = running[rank].receive()
+                answer = self._workers[rank].receive()
                 if isinstance(answer, str):
                     digests[rank] = answer
                 elif isinstance(answer, int):
                     progress.advance(task, answer)
         return time.monotonic() - started, [digests[rank] for rank in range(RANKS)]
-    finally:
-        workers.stop(running)
 
 
-def _save_rank(pipe: Connection, directory: Path, rank: int) -> None:
+def _be_rank(pipe: Connection, path: Path, rank: int) -> None:
+    """A rank's whole life: None when it is ready, then for each action bytes done, and at last the digest."""
     state = random.Random(_SEED + rank).randbytes(SHARD_BYTES)
-    digest = xxhash.xxh3_128_hexdigest(state)
     pipe.send(None)
-    pipe.recv()
+    while True:
+        if pipe.recv() == "save":
+            _save(pipe, path, state)
+        else:
+            _restore(pipe, path)
+
+
+def _save(pipe: Connection, path: Path, state: bytes) -> None:
     view = memoryview(state)
-    with open(shard_path(directory, rank), "wb", buffering=0) as file:
+    with open(path, "wb", buffering=0) as file:
         for offset in range(0, SHARD_BYTES, _STEP_BYTES):
             done = 0
             step = view[offset : offset + _STEP_BYTES]
@@ -94,17 +103,14 @@ def _save_rank(pipe: Connection, directory: Path, rank: int) -> None:
         os.fsync(file.fileno())
         # So that a restore does not come from the kernel's own memory.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    pipe.send(digest)
+    pipe.send(xxhash.xxh3_128_hexdigest(state))
 
 
-def _restore_rank(pipe: Connection, directory: Path, rank: int) -> None:
-    pipe.send(None)
-    pipe.recv()
+def _restore(pipe: Connection, path: Path) -> None:
     digest = xxhash.xxh3_128()
-    with open(shard_path(directory, rank), "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:
         while data := file.read(_STEP_BYTES):
             digest.update(data)
             pipe.send(len(data))
-        # As after the save.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # as after the save
     pipe.send(digest.hexdigest())

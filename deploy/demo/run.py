@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import console
-from checkpoint import restore, save
+from checkpoint import Ranks
 from data import load_manifest
 from engine import CommandFailed, Engine
 from epochs import Damaged, EpochReader
@@ -35,16 +35,16 @@ def read_epochs(mountpoint: Path, manifest: Path, engine: Engine) -> list[Pass]:
 
 def save_and_restore(mountpoint: Path, engine: Engine) -> Checkpoint:
     directory = mountpoint / "checkpoints" / "step-000100"
-    with console.progress() as progress:
-        saved, shards = save(directory, progress)
+    with Ranks(directory) as ranks, console.progress() as progress:
+        saved, shards = ranks.save(progress)
         returned = time.monotonic()
         task = progress.add_task("checkpoint: upload", total=None)
         engine.flush(directory)
         stored_s = saved.seconds + time.monotonic() - returned
         progress.update(task, total=saved.size_bytes, completed=saved.size_bytes)
-        local = restore(directory, shards, progress, "checkpoint: restore, tiers")
+        local = ranks.restore(shards, progress, "checkpoint: restore, tiers")
         engine.evict(directory)
-        remote = restore(directory, shards, progress, "checkpoint: restore, store")
+        remote = ranks.restore(shards, progress, "checkpoint: restore, store")
     return Checkpoint(saved, stored_s, local, remote)
 
 
