@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -38,6 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--front", choices=("python", "native", "plain"), default="python", help="serves the mounts"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A run that is told to stop still unmounts what it mounted.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
