@@ -72,8 +72,10 @@ def _mount(source: str, target: str, options: str, *, fake: bool) -> int:
     os.environ.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     os.environ.setdefault("HOME", os.path.expanduser("~"))
     given: dict[str, object] = {"source": source, "mountpoint": target}
+    parsed = parse(options)
+    if source == "none" and parsed.config_file:
+        del given["source"]  # the file has it
     if fake:
-        parsed = parse(options)
         load(parsed.settings | given, config_file=parsed.config_file)
         return 0
     return 0 if mount(given, options=options or None, quiet=True) == 0 else MOUNT_FAILED

@@ -79,9 +79,9 @@ def command(
 
 
 def _mountpoint_in(config: str) -> str:
-    from tierfs.config import load
+    from tierfs.config.load import mountpoint_in
 
-    return load({}, config_file=config).mountpoint
+    return mountpoint_in(config)
 
 
 def _clear_dead(path: str | None) -> None:

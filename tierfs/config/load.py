@@ -61,6 +61,14 @@ def load(
     return settings
 
 
+def mountpoint_in(config_file: str | os.PathLike[str]) -> str:
+    """The mountpoint that a TOML file names, canonical; the rest of the file may be wrong."""
+    given = _from_file(Path(config_file)).get("mountpoint")
+    if given is None:
+        raise ConfigError(f"mountpoint: not in {config_file}")
+    return canonical(os.path.expanduser(str(_parse("mountpoint", values.text, given, str(config_file)))))
+
+
 def default_base_dir(environ: Mapping[str, str]) -> str:
     """Where state goes if nothing is said: ``/var/cache/tierfs``, or ``~/.cache/tierfs`` for a user."""
     if os.geteuid() == 0:
