@@ -65,9 +65,15 @@ def test_without_a_path_the_only_mount_is_meant(monkeypatch: pytest.MonkeyPatch)
     registry.write(record_at("/mnt/a"))
     mounted(monkeypatch, "/mnt/a")
     assert registry.find(None).mountpoint == "/mnt/a"
-    mounted(monkeypatch, "/mnt/a", "/mnt/b")
+    mounted(monkeypatch, "/mnt/a", "/mnt/b")  # b is another user's
+    assert registry.find(None).mountpoint == "/mnt/a"
+    registry.write(record_at("/mnt/b"))
     with pytest.raises(ControlError, match="/mnt/a, /mnt/b"):
         registry.find(None)
+    monkeypatch.setattr(os, "getcwd", lambda: "/mnt/b/sub")
+    assert registry.find(None).mountpoint == "/mnt/b"
+    monkeypatch.setattr(os, "getcwd", lambda: "/")
+    registry.remove(record_at("/mnt/b"))
     mounted(monkeypatch)
     assert not registry.find(None).is_mounted
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -153,23 +153,14 @@ class Found(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def find(path: str | None) -> Found:
-    """The mount that ``path`` lies on; with None, the only one there is. Never touches the mount.
+    """The mount that ``path`` lies on; with None, the current directory's, or the only one there is.
 
+    Mounts of which this user has no record count only if there is no other. Never touches the mount.
     Raises ``ControlError`` when there is none, or with None more than one.
     """
     by_mountpoint = {record.mountpoint: record for record in records()}
     if path is None:
-        mounted = [mount.path for mount in tierfs_mounts()]
-        running = [record.mountpoint for record in by_mountpoint.values() if record.is_running()]
-        candidates = sorted(set(mounted) | set(running))
-        if not candidates:
-            raise ControlError("there is no tierfs mount")
-        if len(candidates) > 1:
-            raise ControlError("there are several tierfs mounts, name one: " + ", ".join(candidates))
-        point = candidates[0]
-        return Found(
-            mountpoint=point, relative=b"", record=by_mountpoint.get(point), is_mounted=point in mounted
-        )
+        path = _only_mountpoint(by_mountpoint)
     target = canonical(path)
     mount = mount_of(target)
     if mount is not None:
@@ -183,6 +174,24 @@ def find(path: str | None) -> Found:
         if is_below(target, point) and record.is_running():
             return Found(mountpoint=point, relative=_relative(target, point), record=record, is_mounted=False)
     raise ControlError(f"{path}: is not on a tierfs mount")
+
+
+def _only_mountpoint(by_mountpoint: Mapping[str, MountRecord]) -> str:
+    try:
+        here = mount_of(os.getcwd())
+    except OSError:
+        here = None
+    if here is not None:
+        return here.path
+    mounted = {mount.path for mount in tierfs_mounts()}
+    ours = {
+        point for point, record in by_mountpoint.items() if point in mounted or record.is_running()
+    } or mounted
+    if not ours:
+        raise ControlError("there is no tierfs mount")
+    if len(ours) > 1:
+        raise ControlError("there are several tierfs mounts, name one: " + ", ".join(sorted(ours)))
+    return ours.pop()
 
 
 def _relative(path: str, mountpoint: str) -> bytes:
