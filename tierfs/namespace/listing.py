@@ -321,6 +321,9 @@ def _apply_directory(
     """Returns how many subdirectories there are more than before."""
     found = records.find_entry(txn, directory.ino, name)
     if found is None:
+        if publish.is_prefix_needed(txn, key_in(prefix, name, True)):
+            # Removed or emptied here: what makes it show up is still to be deleted or moved away.
+            return 0
         new = new_inode(txn, None, listing)
         records.add_inode(txn, new)
         records.put_entry(txn, directory.ino, name, new.ino, stat.S_IFDIR, seq=new.ino)
