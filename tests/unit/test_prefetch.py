@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -70,9 +71,9 @@ class FakeCache:
         if not self.with_tiers:
             return []
         used = sum(self.resident.values())
-        return [
-            TierStatus("nvme", "/nvme", False, self.capacity_bytes, used, used, 0, 0, 0, 0, 0, "ok", "")
-        ]  # fmt: skip
+        values: dict[str, object] = {found.name: 0 for found in dataclasses.fields(TierStatus)}
+        values.update(name="nvme", state="ok", capacity_bytes=self.capacity_bytes, used_bytes=used)
+        return [TierStatus(**values)]  # type: ignore[arg-type]
 
 
 @functools.lru_cache

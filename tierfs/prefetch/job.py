@@ -189,7 +189,7 @@ class PrefetchJob:
         """
         tiers = [tier for tier in self._cache.status() if tier.state == "ok"]
         pinned = sum(tier.pinned_bytes for tier in tiers)
-        room = sum(tier.capacity_bytes - tier.dirty_bytes for tier in tiers)
+        room = sum(tier.capacity_bytes - tier.dirty_bytes - tier.overhead_bytes for tier in tiers)
         return room - max(0, pinned - self._found_bytes)
 
     def _fail(self, path: bytes, message: str, size_bytes: int) -> None:

@@ -26,9 +26,11 @@ MIB = 1024 * 1024
 
 MAX_STREAMS = 16
 FIRST_WINDOW_BYTES = MIB
-UNHURRIED_WINDOW_BYTES = 8 * MIB
+UNHURRIED_WINDOW_BYTES = 16 * MIB
 """The window of a reader that does not wait for fetches grows no further than this."""
 MIN_PIECE_BYTES = MIB
+USUAL_PIECE_BYTES = 2 * MIB
+"""Large enough that a request costs little beside its bytes."""
 MAX_PIECE_BYTES = 8 * MIB
 PIECES_PER_WINDOW = 32
 """A full window is in flight in about as many requests as it takes to fill a fast link."""
@@ -214,7 +216,7 @@ class PatternDetector:
 
     def _ahead_of(self, stream: _Stream) -> list[Range]:
         """The next pieces of the window, whole ones, aligned so that neighbours never share a block."""
-        piece = min(max(_power_of_two(stream.window // PIECES_PER_WINDOW), MIN_PIECE_BYTES), MAX_PIECE_BYTES)
+        piece = _piece_bytes(stream.window)
         until = min(stream.position + stream.window, self.size_bytes)
         ranges: list[Range] = []
         while stream.ahead < until:
@@ -268,6 +270,12 @@ class PatternDetector:
 def _worth(stream: _Stream) -> tuple[bool, int]:
     """Order in which streams are forgotten: those that were never one first, then the longest unused."""
     return (bool(stream.window), stream.used)
+
+
+def _piece_bytes(window_bytes: int) -> int:
+    """Size of one fetch: a quarter of a small window, a fixed part of a large one."""
+    usual = min(_power_of_two(window_bytes // 4), USUAL_PIECE_BYTES)
+    return min(max(usual, _power_of_two(window_bytes // PIECES_PER_WINDOW), MIN_PIECE_BYTES), MAX_PIECE_BYTES)
 
 
 def _power_of_two(value: int) -> int:
