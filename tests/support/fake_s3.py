@@ -153,6 +153,16 @@ class FakeS3:
         with self.lock:
             self.requests.clear()
 
+    def reset(self) -> None:
+        """As it was when new, but for its port."""
+        new = FakeS3()
+        with self.lock:
+            for name in ("bucket", "latency_s", "bytes_per_s", "required_token", "clock_ahead_s",
+                         "obeys_conditions", "obeys_delimiter", "wants_content_md5", "space_as_percent"):
+                setattr(self, name, getattr(new, name))
+            self.faults.clear()
+            self.requests.clear()
+
     def start(self) -> None:
         """Listen; again on the same port after ``stop``."""
         handler = type("Handler", (_Handler,), {"fake": self})

@@ -51,6 +51,7 @@ from tierfs.types import ObjectInfo
 _log = get_logger(__name__)
 T = TypeVar("T")
 
+_FAST_REFUSALS = 3  # in a row, before the fast path is given up: one may be a proxy's mistake
 _COPY_PART_BYTES = 512 * 1024 * 1024
 _NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\r\n\t]")
 _KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType",
@@ -75,6 +76,7 @@ class S3Store:
             connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s, use_fast_path=use_fast_path)
         self._meter = RequestMeter(metrics)
         self.counts = self._meter.counts
+        self._fast_refusals = 0
         self._decoder = answers.KeyDecoder()
         self._conditional_put: bool | None = None
         self._conditional_copy: bool | None = None
@@ -137,9 +139,9 @@ class S3Store:
                 data = self._request("get", key, lambda: fast.get(
                     key, offset_bytes, length_bytes, if_match=if_match, version_id=version_id))
             except FastPathUnusable as unusable:
-                if unusable.for_good:
-                    self._connection.drop_fast_path(str(unusable))
+                self._note_unusable(unusable)
             else:
+                self._fast_refusals = 0
                 self._meter.note_read(length_bytes)
                 return data
         arguments: dict[str, Any] = {"Range": f"bytes={offset_bytes}-{offset_bytes + length_bytes - 1}"}
@@ -159,15 +161,13 @@ class S3Store:
             condition: Condition = UNCONDITIONAL) -> ObjectInfo:
         data = body if isinstance(body, bytes | bytearray) else bytes(body)
         headers = self._condition_headers(key, condition)
-        answer = self._request("put", key, lambda: self._client.put_object(
-            Bucket=self._bucket, Key=key, Body=data, Metadata=_user_metadata(key, metadata),
-            **_content_type(key), **headers), written_bytes=len(data))
-        if not answer.get("ETag"):
-            return self.head(key)
+        stored = self._request("put", key, lambda: answers.written_info(
+            key, len(data), lower_names(metadata), self._client.put_object(
+                Bucket=self._bucket, Key=key, Body=data, Metadata=_user_metadata(key, metadata),
+                **_content_type(key), **headers)), written_bytes=len(data))
         if key.endswith("/") and metadata and self._keeps_markers is None:
             self._keeps_markers = self.head(key).metadata == lower_names(metadata)
-        return ObjectInfo(key, len(data), answers.plain_etag(answer["ETag"]), answers.date_ns_of(answer),
-                          answers.version_of(answer), lower_names(metadata))
+        return stored
 
     def copy(self, source: ObjectInfo, target_key: str, *, metadata: Mapping[str, str] | None = None,
              condition: Condition = UNCONDITIONAL) -> ObjectInfo:
@@ -181,10 +181,9 @@ class S3Store:
                           **self._kept_headers(source.key)}
         arguments |= self._copy_condition_headers(source, target_key, condition)
         kept = source.metadata if metadata is None else lower_names(metadata)
-        found = self._request("copy", target_key, lambda: answers.copied_info(
+        return self._request("copy", target_key, lambda: answers.copied_info(
             target_key, source.size_bytes, kept, self._patient.copy_object(
                 Bucket=self._bucket, Key=target_key, CopySource=self._source(source), **arguments)))
-        return found if found.etag else self.head(target_key)
 
     def delete(self, key: str) -> None:
         self._request("delete", key, lambda: self._client.delete_object(Bucket=self._bucket, Key=key))
@@ -218,29 +217,29 @@ class S3Store:
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Buffer) -> Part:
         data = body if isinstance(body, bytes | bytearray) else bytes(body)
-        answer = self._request("upload_part", key, lambda: self._client.upload_part(
-            Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=data),
-            written_bytes=len(data))
-        return Part(number, answers.required_etag(key, answer), len(data))
+        return self._request("upload_part", key, lambda: Part(number, answers.required_etag(
+            key, self._client.upload_part(
+                Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=data)),
+            len(data)), written_bytes=len(data))
 
     def copy_part(self, key: str, upload_id: str, number: int, source: ObjectInfo,
                   offset_bytes: int, length_bytes: int) -> Part:
-        answer = self._request("copy_part", key, lambda: self._patient.upload_part_copy(
-            Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number,
-            CopySource=self._source(source), CopySourceIfMatch=f'"{source.etag}"',
-            CopySourceRange=f"bytes={offset_bytes}-{offset_bytes + length_bytes - 1}"))
-        return Part(number, answers.required_etag(key, answer.get("CopyPartResult") or {}), length_bytes)
+        return self._request("copy_part", key, lambda: Part(number, answers.required_etag(
+            key, self._patient.upload_part_copy(
+                Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number,
+                CopySource=self._source(source), CopySourceIfMatch=f'"{source.etag}"',
+                CopySourceRange=f"bytes={offset_bytes}-{offset_bytes + length_bytes - 1}",
+            )["CopyPartResult"]), length_bytes))
 
     def complete_multipart(self, key: str, upload_id: str, parts: Sequence[Part], *,
                            condition: Condition = UNCONDITIONAL) -> ObjectInfo:
         headers = self._condition_headers(key, condition)
         listed = [{"PartNumber": part.number, "ETag": f'"{part.etag}"'} for part in parts]
-        answer = self._request("complete_multipart", key, lambda: self._patient.complete_multipart_upload(
-            Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": listed}, **headers))
-        if not answer.get("ETag"):
-            return self.head(key)
-        return ObjectInfo(key, sum(part.size_bytes for part in parts), answers.plain_etag(answer["ETag"]),
-                          answers.date_ns_of(answer), answers.version_of(answer))
+        size_bytes = sum(part.size_bytes for part in parts)
+        return self._request("complete_multipart", key, lambda: answers.written_info(
+            key, size_bytes, None, self._patient.complete_multipart_upload(
+                Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": listed},
+                **headers)))
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
         try:
@@ -287,6 +286,12 @@ class S3Store:
                 failure = StoreAccessDenied(
                     f"{failure}; no credentials were found, so the request was not signed")
             raise failure from None
+
+    def _note_unusable(self, unusable: FastPathUnusable) -> None:
+        if unusable.is_servers_way:
+            self._fast_refusals += 1
+            if self._fast_refusals >= _FAST_REFUSALS:
+                self._connection.drop_fast_path(str(unusable))
 
     def _is_anonymous(self) -> bool:
         try:

@@ -54,7 +54,7 @@ def version_of(answer: Mapping[str, Any]) -> str | None:
 
 def head_info(key: str, answer: Mapping[str, Any]) -> ObjectInfo:
     metadata = {str(name).lower(): str(value) for name, value in (answer.get("Metadata") or {}).items()}
-    return ObjectInfo(key, _size(answer["ContentLength"]), plain_etag(answer["ETag"]),
+    return ObjectInfo(key, _size(answer["ContentLength"]), required_etag(key, answer),
                       mtime_ns_of(answer.get("LastModified")), version_of(answer), metadata)
 
 
@@ -93,6 +93,7 @@ class KeyDecoder:
 def list_page(answer: Mapping[str, Any], decoder: KeyDecoder, prefix: str, *, recursive: bool,
               token: str | None) -> ListPage:
     """A page of ListObjectsV2. What lies outside the prefix is dropped: no server may put it there."""
+    _require_listing(answer)
     keys, given = decoder.names(answer)
     objects: list[ObjectInfo] = []
     prefixes = {name: None for name in given if name.startswith(prefix) and name.endswith("/")
@@ -116,17 +117,28 @@ def list_page(answer: Mapping[str, Any], decoder: KeyDecoder, prefix: str, *, re
 
 def copied_info(key: str, size_bytes: int, metadata: Mapping[str, str] | None,
                 answer: Mapping[str, Any]) -> ObjectInfo:
-    """The target of a CopyObject; the ETag is empty where the server does not tell it."""
+    """The target of a CopyObject."""
     result = answer["CopyObjectResult"]
     modified = result.get("LastModified")
-    return ObjectInfo(key, size_bytes, plain_etag(result.get("ETag")),
+    return ObjectInfo(key, size_bytes, required_etag(key, result),
                       date_ns_of(answer) if modified is None else mtime_ns_of(modified),
                       version_of(answer), metadata)
+
+
+def written_info(key: str, size_bytes: int, metadata: Mapping[str, str] | None,
+                 answer: Mapping[str, Any]) -> ObjectInfo:
+    """The target of a PutObject or CompleteMultipartUpload.
+
+    An answer without an ETag is refused, not made good with a HEAD: that could show the object before.
+    """
+    return ObjectInfo(key, size_bytes, required_etag(key, answer), date_ns_of(answer), version_of(answer),
+                      metadata)
 
 
 def uploads_page(answer: Mapping[str, Any], decoder: KeyDecoder, prefix: str, marks: Mapping[str, str]
                  ) -> tuple[list[UnfinishedUpload], dict[str, str] | None]:
     """A page of ListMultipartUploads and the markers of the next one, None after the last."""
+    _require_listing(answer)
     uploads = answer.get("Uploads") or []
     keys = decoder.decode_all(answer, [str(upload["Key"]) for upload in uploads])
     found = [UnfinishedUpload(key, str(upload["UploadId"]), mtime_ns_of(upload.get("Initiated")))
@@ -146,8 +158,8 @@ def read_range(key: str, answer: Mapping[str, Any], offset_bytes: int, length_by
     body = answer["Body"]
     finished = False
     try:
-        etag = plain_etag(answer.get("ETag"))
-        if if_match is not None and etag and etag != if_match:
+        etag = required_etag(key, answer)  # what carries none is not from the store, but from a proxy
+        if if_match is not None and etag != if_match:
             raise PreconditionFailed(f"{key}: is version {etag}, not {if_match}")
         skip_bytes = _bytes_before(key, answer, offset_bytes, length_bytes)
         promised = answer.get("ContentLength")
@@ -183,6 +195,12 @@ def _bytes_before(key: str, answer: Mapping[str, Any], offset_bytes: int, length
     if size - length_bytes > LARGEST_UNASKED_BYTES:
         raise StoreUnsupported(f"{key}: the store answers a range with the whole object of {size} bytes")
     return offset_bytes
+
+
+def _require_listing(answer: Mapping[str, Any]) -> None:
+    """An empty body parses as an empty listing, which would make every file in it disappear."""
+    if not any(name in answer for name in ("IsTruncated", "MaxKeys", "KeyCount", "Name", "Bucket")):
+        raise ValueError("no listing")
 
 
 def _size(value: object) -> int:

@@ -196,12 +196,10 @@ class Connection:
         endpoint = str(client.meta.endpoint_url)
         amazon = is_amazon(endpoint)
         plain_amazon = bool(_PLAIN_AWS_HOST.fullmatch(urlsplit(endpoint).hostname or ""))
-        private_roots = any(os.environ.get(name) for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"))
         special = self.bucket.startswith("arn:") or self.bucket.endswith("--x-s3")
         # Without a region botocore finds out by being redirected, which obstore cannot.
         unknown_region = amazon and self._session.region_name is None
-        if not self._use_fast_path or private_roots or special or unknown_region or (
-                amazon and not plain_amazon):
+        if not self._use_fast_path or special or unknown_region or (amazon and not plain_amazon):
             return None
         try:
             return FastReader(
@@ -209,7 +207,7 @@ class Connection:
                 region=self._session.region_name or "us-east-1", path_style=not amazon or "." in self.bucket,
                 credentials=None if credentials is None else _provider(credentials),
                 connect_timeout_s=self._connect_timeout_s, read_timeout_s=self._read_timeout_s,
-                connections=self._connections)
+                connections=self._connections, roots=_roots() if endpoint.startswith("https:") else None)
         except Exception as error:  # whatever a newer or older obstore dislikes: boto3 does it too
             _log.warning("fast reads off", bucket=self.bucket, reason=type(error).__name__)
             return None
@@ -217,6 +215,16 @@ class Connection:
 
 def is_amazon(endpoint_url: str) -> bool:
     return bool(_AWS_HOST.fullmatch(urlsplit(endpoint_url).hostname or ""))
+
+
+def _roots() -> bytes | None:
+    """The certificates that botocore would trust instead of its own."""
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        path = os.environ.get(name)
+        if path:
+            with open(path, "rb") as file:
+                return file.read()
+    return None
 
 
 def _provider(credentials: Any) -> Callable[[], Credential]:

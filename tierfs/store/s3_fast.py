@@ -25,6 +25,7 @@ from tierfs.store.s3_errors import from_answer
 LARGEST_BYTES = 2 * 1024 * 1024
 _UNSUITED_KEY = re.compile(r"[\x00-\x1f\x7f]|//|^/|/$|(?:^|/)\.\.?(?:/|$)")
 _STATUS = re.compile(r"status code: (\d{3})")
+_TIMED_OUT = re.compile(r"kind: Timeout|TimedOut|timed out")
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9]{1,64})\s*</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{0,300})</Message>")
 
@@ -39,11 +40,11 @@ class Credential(TypedDict):
 
 
 class FastPathUnusable(Exception):
-    """This server or this request needs boto3; nothing was read. ``for_good``: do not try again."""
+    """This request needs boto3; nothing was read. ``is_servers_way``: others will too, if it comes again."""
 
-    def __init__(self, reason: str, *, for_good: bool) -> None:
+    def __init__(self, reason: str, *, is_servers_way: bool) -> None:
         super().__init__(reason)
-        self.for_good = for_good
+        self.is_servers_way = is_servers_way
 
 
 class FastReader:
@@ -51,7 +52,8 @@ class FastReader:
 
     def __init__(self, bucket: str, *, endpoint_url: str | None, region: str, path_style: bool,
                  credentials: Callable[[], Credential] | None, connect_timeout_s: float,
-                 read_timeout_s: float, connections: int) -> None:
+                 read_timeout_s: float, connections: int, roots: bytes | None = None) -> None:
+        """``roots``: certificates to trust besides the system's, as PEM."""
         config: dict[str, Any] = {"region": region, "virtual_hosted_style_request": not path_style}
         if endpoint_url is not None:
             config["endpoint"] = endpoint_url
@@ -59,18 +61,18 @@ class FastReader:
             config["skip_signature"] = True
         else:
             config["credential_provider"] = credentials
+        options: dict[str, Any] = {
+            "allow_http": (endpoint_url or "").startswith("http://"),
+            "connect_timeout": f"{int(connect_timeout_s * 1000)}ms",
+            "read_timeout": f"{int(read_timeout_s * 1000)}ms",
+            "timeout": "300s",
+            "pool_max_idle_per_host": str(connections),
+        }
+        if roots is not None:
+            options["root_certificate"] = roots
         self._store = ObstoreS3(
-            bucket,
-            client_options={
-                "allow_http": (endpoint_url or "").startswith("http://"),
-                "connect_timeout": f"{int(connect_timeout_s * 1000)}ms",
-                "read_timeout": f"{int(read_timeout_s * 1000)}ms",
-                "timeout": "300s",
-                "pool_max_idle_per_host": str(connections),
-            },
-            retry_config={"max_retries": 0},
-            **config,
-        )
+            bucket, client_options=options, retry_config={"max_retries": 0},  # type: ignore[arg-type]
+            **config)
 
     def suits(self, key: str, length_bytes: int) -> bool:
         return length_bytes <= LARGEST_BYTES and _UNSUITED_KEY.search(key) is None
@@ -87,7 +89,7 @@ class FastReader:
             result = obstore.get(self._store, key, options=options)  # type: ignore[arg-type]
             meta: Mapping[str, Any] = result.meta
             if meta["path"] != key:
-                raise FastPathUnusable("the key would be changed", for_good=False)
+                raise FastPathUnusable("the key would be changed", is_servers_way=False)
             _check(key, meta, if_match, offset_bytes + length_bytes)
             data = result.bytes().to_bytes()
         except (BaseError, FileNotFoundError, ValueError, OSError) as error:
@@ -112,14 +114,14 @@ def _translate(error: Exception, key: str) -> StoreError | FastPathUnusable:
         code, message = _CODE.search(text), _MESSAGE.search(text)
         return from_answer(int(status[1]), code[1] if code else "", message[1] if message else "",
                            key=key, operation="get")
-    lowered = text.lower()
-    if "non-partial" in lowered or "nonpartial" in lowered or "notpartial" in lowered:
-        return FastPathUnusable("the server answers ranges with whole objects", for_good=True)
-    if isinstance(error, ValueError) or any(
-            word in lowered for word in ("parse", "header", "content range")):
-        return FastPathUnusable("an answer or key that obstore does not accept", for_good=False)
-    if "timed out" in lowered or "timedout" in lowered or "timeout" in lowered:
+    if "NotPartial" in text or "non-partial" in text:
+        return FastPathUnusable("the server answers ranges with whole objects", is_servers_way=True)
+    if _TIMED_OUT.search(text):
         return StoreTimeout(f"{key}: get: the store did not answer in time")
-    if "body" in lowered or "incomplete" in lowered or "decode" in lowered:
+    if "kind: Body" in text or "response body" in text:
         return ShortBody(f"{key}: get: the body ended early")
+    headline = text.partition("Debug source")[0].lower()
+    if isinstance(error, ValueError) or any(
+            word in headline for word in ("parse", "header", "content range")):
+        return FastPathUnusable("an answer or key that obstore does not accept", is_servers_way=False)
     return StoreUnavailable(f"{key}: get: could not be carried out ({type(error).__name__})")
