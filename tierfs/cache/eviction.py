@@ -102,7 +102,7 @@ class Evictor:
                 elif self._jobs:
                     await tier.wait_change()
                 elif not tier.walked.is_set():
-                    await tier.walked.wait()
+                    await tier.wait_change()
                 else:
                     return False
             elif ledger.used_bytes + nbytes > ledger.limit_bytes and ledger.freeing_bytes:

@@ -124,6 +124,10 @@ class TierIndex:
         finally:
             self._env.close()
 
+    def abandon(self) -> None:
+        """Let go without committing what is pending, as the end of the process would."""
+        self._env.close()
+
     # reading: trio thread
 
     @property
@@ -245,7 +249,8 @@ class TierIndex:
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._pending)
+        """Something waits for a commit, or for another try at one."""
+        return bool(self._pending or self._committing)
 
     def put(self, content_id: ContentId, extent_no: int, extent: Extent, identity: bytes) -> None:
         """Into the batch. An extent with nothing present is removed."""

@@ -78,8 +78,11 @@ class Ledger:
         return self._wanted_bytes - evictable + nbytes <= self.limit_bytes
 
     def fit_policy(self) -> None:
-        """Tell the policy what is left for it. Before every admission."""
-        other = self.unwalked_bytes + self.dirty_bytes + self.reserved_bytes + self.overhead_bytes
+        """Tell the policy what is left for it. Before every admission.
+
+        What is not walked yet will be the policy's own before long, so it does not count as somebody else's.
+        """
+        other = self.dirty_bytes + self.reserved_bytes + self.overhead_bytes
         self.policy.resize(max(0, self.limit_bytes - other))
 
     def set_device_free(self, available_bytes: int, size_bytes: int) -> None:

@@ -17,7 +17,7 @@ from tierfs.cache.policy import Unit
 from tierfs.cache.record import Extent
 from tierfs.types import ContentId, ObjectRef
 
-_KEPT_EXTENTS = 16384
+_KEPT_EXTENTS = 8192
 _KEPT_ANSWERS = 65536
 
 
@@ -43,9 +43,7 @@ class Presence:
         if found is None:
             found = self.index.get(content_id, extent_no)
             if found is not None:
-                if len(self._extents) >= _KEPT_EXTENTS:
-                    self._trim()
-                self._extents[unit] = found
+                self._keep(unit, found)
                 self._make_known(unit, found.allocated(extent_no))
         return found
 
@@ -135,7 +133,10 @@ class Presence:
             if unit[0] in self.pins:
                 policy.pin(unit)
 
-    def _trim(self) -> None:
+    def _keep(self, unit: Unit, extent: Extent) -> None:
+        self._extents[unit] = extent
+        if len(self._extents) <= _KEPT_EXTENTS:
+            return
         idle = [unit for unit, extent in self._extents.items() if not extent.busy]
         for unit in idle[: _KEPT_EXTENTS // 4]:
             del self._extents[unit]
@@ -159,8 +160,8 @@ class Presence:
             return None
         if extent is None:
             extent = Extent(ref.size_bytes, blocks.blocks_in_extent(ref.size_bytes, extent_no))
-            self._extents[unit] = extent
         extent.busy += 1
+        self._keep(unit, extent)
         return extent
 
     def give_back(self, unit: Unit, extent: Extent, nbytes: int) -> None:
@@ -183,8 +184,8 @@ class Presence:
             unit = (content_id, number)
             self.ledger.fit_policy()
             self.ledger.policy.load(unit, extent.allocated(number))
-            self._extents[unit] = extent
             self.index.put(content_id, number, extent, identity)
+            self._keep(unit, extent)
 
     def drop_blocks(self, unit: Unit, mask: int) -> None:
         """These blocks are not what they should be: they count as absent from now on."""

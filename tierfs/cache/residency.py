@@ -66,6 +66,11 @@ class Cache:
         self._all_tiers = tiers if write_tier in tiers else [*tiers, write_tier]
         opening.register_gauges(metrics, self._all_tiers)
 
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Every tier, as in ``status``."""
+        return tuple(self._all_tiers)
+
     @classmethod
     @asynccontextmanager
     async def open(

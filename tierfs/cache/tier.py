@@ -117,7 +117,7 @@ class Tier:
         self.damaged_blocks = 0
         self.commit_wanted = trio.Event()
         self.walked = trio.Event()
-        self._lock_fd = lock_fd
+        self.lock_fd = lock_fd
         self._fills: dict[ContentId, list[Fill]] = {}
         self._removing: dict[ContentId, int] = {}
         self._changed = trio.lowlevel.ParkingLot()
@@ -159,7 +159,7 @@ class Tier:
                 _log.warning("tier not synced", tier=self.name, path=self.root, reason=str(error))
                 clean = False
         self.index.close(clean=clean)
-        os.close(self._lock_fd)
+        os.close(self.lock_fd)
 
     @property
     def takes_clean(self) -> bool:

@@ -79,10 +79,12 @@ async def _learn(tier: Tier) -> None:
         found, position = tier.index.walk(position, _WALK_SLICE)
         for content_id, number, nbytes in found:
             tier.presence.learn(content_id, number, nbytes)
+        tier.note_change()
         await trio.lowlevel.checkpoint()
     tier.ledger.unwalked_bytes = 0
     tier.ledger.fit_policy()
     tier.walked.set()
+    tier.note_change()
     if not tier.index.was_clean or tier.index_lost:
         await _sweep(tier)
 
