@@ -185,6 +185,18 @@ def test_force_ends_the_engine_and_tells_what_is_left(engine: StubEngine, kernel
     assert registry.records() == []
 
 
+def test_an_engine_may_be_faster_with_the_unmount_when_forced(
+    engine: StubEngine, kernel: Kernel, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(path: str, *, lazy: bool = False, force: bool = False) -> None:
+        kernel.unmount(path, lazy=lazy, force=force)
+        raise OSError(errno.EINVAL, "not mounted", path)
+
+    monkeypatch.setattr(mountpoint, "unmount", gone)
+    monkeypatch.setattr(umount, "_wait_for_end", lambda _record, _timeout_s: True)
+    assert run(["umount", "--force", point]) == 0
+
+
 def test_an_engine_that_does_not_answer_is_killed_only_by_force(
     record: registry.MountRecord,
     kernel: Kernel,

@@ -55,10 +55,11 @@ def _print(reply: StatusReply) -> None:
         print(f"  failed   {printable(failure.path)}: {printable(failure.message)}")
     print()
     table(
-        ["tier", "used", "capacity", "dirty", "pinned", "hit rate", "state", "path"],
+        ["tier", "files", "used", "capacity", "dirty", "pinned", "hit rate", "state", "path"],
         [
             [
                 tier.name,
+                str(tier.files),
                 size(tier.used_bytes),
                 size(tier.capacity_bytes),
                 size(tier.dirty_bytes),

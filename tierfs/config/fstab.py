@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from tierfs.config.options import OPTIONS, name_of, suggestion
 from tierfs.errors import ConfigError
 
-_KERNEL = frozenset(
-    {"nosuid", "suid", "nodev", "dev", "noexec", "exec", "noatime", "nodiratime", "sync", "dirsync"}
-)
+_KERNEL = frozenset({"nosuid", "suid", "nodev", "dev", "noexec", "exec", "noatime", "sync", "dirsync"})
 _IGNORED = frozenset(
     {"defaults", "auto", "noauto", "nofail", "user", "users", "nouser", "owner", "group", "_netdev"}
-    | {"async", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime"}
+    | {"async", "atime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime"}
     | {"lazytime", "nolazytime", "silent", "loud", "default_permissions"}
 )
 _MEANING: dict[str, tuple[str, object]] = {

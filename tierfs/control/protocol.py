@@ -100,7 +100,10 @@ class FrontStatus(msgspec.Struct, kw_only=True):
 
 
 class TierStatus(msgspec.Struct, kw_only=True):
-    """One tier. ``hits`` and ``misses`` count block reads. ``state``: ``ok``, ``bypassed``, ``failing``..."""
+    """One tier. ``hits`` and ``misses`` count block reads. ``state``: ``ok``, ``bypassed``, ``failing``...
+
+    ``files``: contents of which the tier holds at least a block.
+    """
 
     name: str
     path: str
@@ -112,6 +115,7 @@ class TierStatus(msgspec.Struct, kw_only=True):
     misses: int
     state: str = "ok"
     volatile: bool = False
+    files: int = 0
 
 
 class Backlog(msgspec.Struct, kw_only=True):
