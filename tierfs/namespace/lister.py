@@ -138,15 +138,22 @@ class Lister:
             return True
         if await self._look_for_directory(dir_ino, prefix, name, key + "/", listing):
             return True
+        await self._remove_directory_called(dir_ino, name, listing)
         if not file_first and await self._look_for_file(dir_ino, prefix, name, key, listing):
             return True
 
         def absent(txn: WriteTransaction) -> Changes:
             return point.apply_absence(txn, self._check(txn, dir_ino, prefix), prefix, name, listing)
 
-        changes = await self._commit(absent)
-        await self._remove_directories(changes.gone_directories, listing)
+        await self._commit(absent)
         return False
+
+    async def _remove_directory_called(self, dir_ino: int, name: bytes, listing: Listing) -> None:
+        """There is nothing below that name any more; a file may take it."""
+        with self._db.read() as txn:
+            entry = records.find_entry(txn, dir_ino, name)
+        if entry is not None and entry[2] == stat.S_IFDIR:
+            await self._remove_directories([entry[0]], listing)
 
     async def _look_for_file(
         self, dir_ino: int, prefix: str, name: bytes, key: str, listing: Listing

@@ -62,7 +62,7 @@ def apply_object(
 def apply_absence(
     txn: WriteTransaction, directory: Inode, prefix: str, name: bytes, listing: Listing
 ) -> Changes:
-    """There is neither an object nor a directory of that name in the bucket."""
+    """There is neither an object nor a directory of that name in the bucket. A directory has gone before."""
     changes = Changes()
     found = records.find_entry(txn, directory.ino, name)
     if found is None:
@@ -71,8 +71,8 @@ def apply_absence(
     if inode is None:
         return changes
     if inode.is_dir:
-        # Its subtree goes with it: ``subtree``, in batches.
-        changes.gone_directories.append(inode.ino)
+        # ``subtree`` has removed it by now, unless something below it is only here.
+        keep(txn, inode, listing)
     elif is_removable(txn, inode, key_in(prefix, name, False), listing):
         forget_name(txn, directory.ino, name, found[1], inode, listing, changes)
         note_changed(txn, directory.ino, listing, 0)
