@@ -58,7 +58,7 @@ detach() {
     is_mounted || return 0
     timeout 60 "$bin/tierfs" umount --force "$mnt" >/dev/null 2>&1 || :
     is_mounted || return 0
-    if [ "$(id -u)" = 0 ]; then umount -l "$mnt"; else fusermount3 -u -z "$mnt"; fi
+    if [ "$(id -u)" = 0 ]; then umount -l "$mnt"; else fusermount3 -u -z "$mnt" || sudo -n umount -l "$mnt"; fi
 }
 
 work=
@@ -98,13 +98,15 @@ clean_up() {
     exit "$status"
 }
 
-say "Installing what is missing"
-sh "$here/install.sh"
+if [ "${1:-}" != --installed ]; then
+    say "Installing what is missing"
+    sh "$here/install.sh"
+fi
 
 # A user may mount too, where the device is open to users. In a container it often is not.
 if [ "$(id -u)" != 0 ] && ! { [ -r /dev/fuse ] && [ -w /dev/fuse ] && command -v fusermount3 >/dev/null; }; then
     exec sudo -E env HOME="$HOME" PYTHONDONTWRITEBYTECODE=1 TMPDIR="${TMPDIR:-/var/tmp}" \
-        SOURCE="${SOURCE:-}" sh "$here/demo.sh"
+        SOURCE="${SOURCE:-}" sh "$here/demo.sh" --installed
 fi
 [ -e /dev/fuse ] || fail "/dev/fuse is missing: load the module fuse, or start the container with
     --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined"
