@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tierfs.cli import mount_helper
+from tierfs.cli import checks, launch, mount_helper
+from tierfs.config import load
 
 STUB = """
 import os, sys, types
@@ -136,6 +137,20 @@ def test_a_mount_that_fails_says_why_and_exits_with_1(caller: Caller, foreground
     assert done.returncode == 1
     assert f"tierfs: {caller.source}: the bucket does not answer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_why_the_kernel_refuses_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"source": "s3://bucket", "mountpoint": "/mnt/x", "tier": ["none"], "allow_other": True}
+    settings = load(given, environ={})
+    fine = checks.Result("x", "ok", "fine")
+    for name in ("fuse_device", "fuse_helper", "privileges", "user_allow_other"):
+        monkeypatch.setattr(checks, name, lambda: fine)
+    assert launch._obstacles(settings) == []
+    monkeypatch.setattr(
+        checks, "user_allow_other", lambda: checks.Result("x", "note", "only root", "fuse.conf")
+    )
+    monkeypatch.setattr(checks, "privileges", lambda: checks.Result("x", "blocks", "no right", "get it"))
+    assert launch._obstacles(settings) == ["no right: get it", "allow_other: only root: fuse.conf"]
 
 
 def test_an_engine_that_dies_early_is_reported_with_the_end_of_its_log(caller: Caller) -> None:

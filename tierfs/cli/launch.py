@@ -161,7 +161,7 @@ def _serve(settings: Settings, on_ready: Announce, *, stderr: bool) -> int:
 
     from tierfs import log
 
-    os.umask(0o077)
+    os.umask(0o022)  # for objects in a directory; what is private is made with its own mode
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     faulthandler.enable()
@@ -176,6 +176,8 @@ def _serve(settings: Settings, on_ready: Announce, *, stderr: bool) -> int:
         logger.error("cannot serve the mount", source=settings.source, reason=str(error))
         if isinstance(error, StoreError) and settings.source not in str(error):
             error.args = (f"{settings.source}: {error}",)
+        if isinstance(error, MountError):
+            error.args = ("; ".join([str(error), *_obstacles(settings)]),)
         raise
     except KeyboardInterrupt:
         logger.warning("interrupted")
@@ -185,6 +187,17 @@ def _serve(settings: Settings, on_ready: Announce, *, stderr: bool) -> int:
         raise MountError(f"internal error; {settings.log_path} has the details") from None
     logger.info("the engine ends", code=code)
     return code
+
+
+def _obstacles(settings: Settings) -> list[str]:
+    """What ``tierfs doctor`` would find in the way of any mount: the kernel itself only says "refused"."""
+    from tierfs.cli import checks
+
+    results = [check() for check in (checks.fuse_device, checks.fuse_helper, checks.privileges)]
+    found = [f"{result.found}: {result.advice}" for result in results if result.level == "blocks"]
+    if settings.allow_other and (result := checks.user_allow_other()).level != "ok":
+        found.append(f"allow_other: {result.found}: {result.advice}")
+    return found
 
 
 def _ready(settings: Settings) -> None:
