@@ -1,0 +1,67 @@
+"""Gauges that several parts together answer: the backlog, the namespace, open handles, the process.
+
+Read on the trio thread when Prometheus asks (``exporter``); each costs microseconds, except the two of the
+backlog, which walk what is waiting for upload.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tierfs.mount.parts import Parts
+from tierfs.namespace import publish, tree
+
+
+def register(parts: Parts) -> None:
+    """Add the gauges to ``parts.metrics``."""
+    gauge = parts.metrics.gauge
+    handles = parts.services.handles
+    counts = parts.refresher.counts
+
+    def inodes() -> float:
+        with parts.db.read() as txn:
+            return tree.inode_count(txn)
+
+    def deletes() -> float:
+        with parts.db.read() as txn:
+            return publish.doomed_count(txn)
+
+    def oldest_s() -> float:
+        with parts.db.read() as txn:
+            oldest_ns = min((row.since_ns for row in publish.iter_dirty(txn)), default=0)
+        return max((time.time_ns() - oldest_ns) / 1e9, 0.0) if oldest_ns else 0.0
+
+    gauge(
+        "tierfs_backlog_files",
+        "Files that are not in the store yet.",
+        lambda: len(parts.publisher.backlog()[0]),
+    )
+    gauge(
+        "tierfs_backlog_bytes", "Bytes that are not in the store yet.", lambda: parts.publisher.backlog()[1]
+    )
+    gauge("tierfs_backlog_oldest_seconds", "For how long the oldest of them has been waiting.", oldest_s)
+    gauge(
+        "tierfs_backlog_deletes", "Objects that no name maps to any more and that are still to go.", deletes
+    )
+    gauge("tierfs_backlog_failed_files", "Files whose upload failed.", lambda: len(parts.publisher.failures))
+    gauge("tierfs_inodes", "Names that the namespace knows.", inodes)
+    gauge(
+        "tierfs_hidden_keys",
+        "Keys that no path can name, or that a directory covers.",
+        lambda: counts.hidden_keys,
+    )
+    gauge("tierfs_open_files", "Open file handles.", lambda: handles.files_open)
+    gauge("tierfs_open_directories", "Open directory handles.", lambda: handles.directories_open)
+    gauge("tierfs_engine_resident_bytes", "Resident memory of the engine.", resident_set_bytes)
+    gauge(
+        "tierfs_uptime_seconds",
+        "Since the engine started.",
+        lambda: (time.time_ns() - parts.started_ns) / 1e9,
+    )
+
+
+def resident_set_bytes() -> int:
+    """Resident memory of this process (proc(5), statm)."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
