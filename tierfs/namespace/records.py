@@ -85,7 +85,9 @@ def add_inode(txn: WriteTransaction, inode: Inode) -> None:
 
     Appending fills pages; inserting in order would leave every page half empty.
     """
-    txn.put(pack_u64(inode.ino) + EPOCH_0, schema.pack_inode(inode), db=txn.tables.inode, append=True)
+    key, record, table = pack_u64(inode.ino) + EPOCH_0, schema.pack_inode(inode), txn.tables.inode
+    if not txn.put(key, record, db=table, append=True):
+        txn.put(key, record, db=table)
 
 
 def delete_inode(txn: WriteTransaction, ino: int) -> None:

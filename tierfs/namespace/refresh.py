@@ -275,7 +275,8 @@ class Refresher:
                 await self._list(parent)
                 return
         file_first = entry is not None and entry[2] != stat.S_IFDIR
-        await self._questions.ask(("name", parent, name), partial(self._ask_for_name, parent, name, file_first))
+        ask = partial(self._ask_for_name, parent, name, file_first)
+        await self._questions.ask(("name", parent, name), ask)
 
     async def _ask_for_name(self, parent: int, name: bytes, file_first: bool) -> None:
         if not await self._lister.look_up(parent, name, file_first=file_first):
