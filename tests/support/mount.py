@@ -167,7 +167,7 @@ class Mounted:
                 start_new_session=True,
             )
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not self.is_up():
+        while not self.is_alive():
             if self.process.poll() is not None:
                 code, self.process = self.process.returncode, None
                 raise MountFailed(f"tierfs mount exited with {code} before it was ready\n{self.log_tail()}")
@@ -176,7 +176,6 @@ class Mounted:
                 raise MountFailed(f"not ready after {READY_TIMEOUT_S} s\n{self.log_tail()}")
             time.sleep(POLL_S)
         _alive.add(self)
-        os.listdir(self.path)
         return self
 
     def is_up(self) -> bool:
@@ -185,6 +184,18 @@ class Mounted:
         if entry is None or not entry[1].startswith("fuse"):
             return False
         self._connection = entry[0].partition(":")[2]
+        return True
+
+    def is_alive(self) -> bool:
+        """True if the mount answers. The dead mount of an engine that was killed does not."""
+        if not self.is_up():
+            return False
+        try:
+            os.listdir(self.path)
+        except OSError as error:
+            if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+                return False
+            raise
         return True
 
     def umount(self, *options: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
