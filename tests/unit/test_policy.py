@@ -106,13 +106,13 @@ def rates_of_belady(epochs: Sequence[Epoch]) -> list[float]:
 
 def test_c24_loop_in_the_same_order_hits_close_to_capacity_over_data() -> None:
     loop = data_set("a", CAPACITY * 12 // 10)
-    assert min(rates_of_policy([loop] * 5)[1:]) >= 0.75
+    assert min(rates_of_policy([loop] * 5)[1:]) >= 0.78
     assert max(rates_of_queue([loop] * 5, lru=True)) == 0.0
 
 
 def test_c24_seeded_shuffles_hit_at_least_seven_tenths() -> None:
     epochs = shuffles(data_set("a", CAPACITY * 12 // 10), 6)
-    assert min(rates_of_policy(epochs)[1:]) >= 0.72
+    assert min(rates_of_policy(epochs)[1:]) >= 0.75
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,42 @@ def test_mixed_sizes_loop() -> None:
     assert min(rates_of_policy(shuffles(loop, 5))[1:]) >= 0.70
 
 
-def test_blocks_of_growing_units_read_in_turn_behave_like_whole_units() -> None:
+@pytest.mark.parametrize("largest", [30_000, 150_000])
+def test_units_that_are_large_for_the_cache(largest: int) -> None:
+    loop = data_set("a", CAPACITY * 12 // 10, sizes=(largest, 400, largest // 3, 7_000))
+    share = (CAPACITY - max(CAPACITY // 20, largest)) / (CAPACITY * 1.2)
+    assert min(rates_of_policy([loop] * 6)[1:]) >= 0.9 * share
+    assert min(rates_of_policy(shuffles(loop, 6))[2:]) >= 0.8 * share
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("piece", [128 * 1024, 2 * 1024 * 1024])
+def test_c24_extents_that_grow_in_a_small_tier(shuffled: bool, piece: int) -> None:
+    """Files of 10 MB in extents of 8 MiB that fill piece by piece; room is made for a little more than asked."""
+    capacity, file_size, extent = 200_000_000, 10_000_000, 8 * 1024 * 1024
+    policy = EvictionPolicy(capacity)
+    files = list(range(capacity * 12 // 10 // file_size))
+    for epoch in range(6):
+        hits = 0
+        for number in random.Random(epoch).sample(files, len(files)) if shuffled else files:
+            for offset in range(0, file_size, piece):
+                part = (ContentId(number.to_bytes(16, "little")), offset // extent)
+                length = min(piece, file_size - offset)
+                if policy.size_bytes(part) >= offset % extent + length:
+                    hits += length
+                    policy.touch(part)
+                    continue
+                if part in policy:
+                    policy.grow(part, length)
+                else:
+                    assert policy.admit(part, length)
+                if policy.excess_bytes:
+                    for victim in policy.victims(max(policy.excess_bytes, capacity // 64)):
+                        policy.remove(victim)
+        assert epoch == 0 or hits / (len(files) * file_size) >= 0.7
+
+
+def test_blocks_of_units_read_in_turn_behave_like_whole_units() -> None:
     """Units of 16 blocks that fill block by block, four streams at once."""
     policy = EvictionPolicy(CAPACITY)
     loop = [unit for unit, _ in data_set("a", CAPACITY * 12 // 10, sizes=(8_000,))]
@@ -198,19 +233,19 @@ def test_blocks_of_growing_units_read_in_turn_behave_like_whole_units() -> None:
         hits = blocks = 0
         for start in range(0, len(loop) - 3, 4):
             for block in range(1, 17):
-                for unit in loop[start : start + 4]:
+                for part in loop[start : start + 4]:
                     blocks += 1
-                    if policy.size_bytes(unit) >= block * 500:
+                    if policy.size_bytes(part) >= block * 500:
                         hits += 1
-                        policy.touch(unit)
+                        policy.touch(part)
                         continue
-                    if unit in policy:
-                        policy.grow(unit, 500)
+                    if part in policy:
+                        policy.grow(part, 500)
                     else:
-                        policy.admit(unit, 500)
+                        policy.admit(part, 500)
                     for victim in policy.victims(policy.excess_bytes):
                         policy.remove(victim)
-        assert epoch == 0 or hits / blocks >= 0.7
+        assert epoch == 0 or hits / blocks >= 0.74
 
 
 def test_table_of_policies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,8 +293,8 @@ def unit(number: int) -> Unit:
 
 def test_admission_says_where_the_unit_went() -> None:
     policy = EvictionPolicy(1_000)
-    assert policy.admit(unit(1), 900) is Admission.MAIN
-    assert policy.admit(unit(2), 90) is Admission.PROBATION
+    assert policy.admit(unit(1), 50) is Admission.MAIN
+    assert policy.admit(unit(2), 950) is Admission.PROBATION
     assert policy.admit(unit(3), 1_001) is Admission.REFUSED
     assert not Admission.REFUSED
     assert unit(3) not in policy

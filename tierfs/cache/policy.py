@@ -17,20 +17,21 @@ Protocol of the caller, with no await between the lines of one step::
     if policy.excess_bytes > 0:              # all that is left is pinned or dirty
         policy.remove(unit, remember=False)  # give the reservation back (or shrink): bypass the tier
 
-The rule. Resident units are in one of two queues. MAIN (92 % of what is not held) keeps what has proved,
-or may be presumed, to come back, least recently visited first; PROBATION (8 %) is a FIFO through which
-everything else passes, so that every block that is read is local for at least a while (read-ahead, several
-readers of one file) and no scan can touch the main queue. While main has room everything enters it.
+The rule. Resident units are in one of two queues. MAIN (95 % of what is not held) keeps what has proved,
+or may be presumed, to come back, least recently visited first; PROBATION (5 %, but room for the largest unit)
+is a FIFO through which everything else passes, so that every block that is read is local for at least a
+while (read-ahead, several readers of one file) and no scan can touch the main queue. While main has room,
+also for what the unit may grow to, everything enters it.
 Afterwards a unit enters it, at the cost of the oldest main unit, which has been idle for so and so long:
 
-* the unit returns after a known distance, and the oldest has been idle for 3 times that distance: then it
+* the unit returns after a known distance, and the oldest has been idle for 4 times that distance: then it
   is likely that the newcomer is used sooner. In a loop over more data than fits every unit comes back after
   the same distance, nothing ever qualifies, and the main queue stays as it is: the hit rate is close to
-  capacity / data, where LRU has none at all. In shuffled epochs little qualifies (with a ratio of 2, a
-  tenth of the hits is lost; with 4, a new data set takes an epoch longer to come in);
-* the oldest is idle for longer than the unit's distance, and besides main has gone silent (no hit for twice
-  the longest pause there used to be), or the oldest is overdue (idle for longer than anything that was
-  ever hit): the data set has been switched;
+  capacity / data, where LRU has none at all. In shuffled epochs little qualifies (with a ratio of 2 a
+  tenth of the hits would be lost);
+* the oldest is idle for clearly longer than the unit's distance, and besides main has gone silent (no hit for
+  twice the longest pause there used to be), or the oldest is overdue (idle for longer than anything that
+  was ever hit): the data set has been switched;
 * the oldest is stale: idle for 2.5 capacities and twice the longest distance that was ever hit. Then whatever
   comes takes its place, and the limit doubles with each turnover of main that brought no hit, so
   that a loop over many capacities finds, in the end, something to hold on to.
@@ -59,15 +60,15 @@ from tierfs.types import ContentId
 Unit = tuple[ContentId, int]
 """Content and number of the extent in it."""
 
-PROBATION_SHARE = 0.08
+PROBATION_SHARE = 0.05
 """Part of the capacity that is not held (pinned or dirty) which probation may take from main."""
-DISPLACE_RATIO = 3
+DISPLACE_RATIO = 4
 """A newcomer displaces the oldest main unit if that has been idle this many times the newcomer's distance."""
 SILENT_RATIO = 2
-SILENT_SHARE = 1 / 16
+SILENT_SHARE = 1 / 4
 """Main is silent after this many times its longest pause between hits, plus this share of the capacity."""
-OVERDUE_RATIO = 1.1
-"""The oldest main unit is overdue when idle this many times the longest distance that was hit."""
+CLEARLY = 1.1
+"""Times as long as means longer: distances of one loop differ by the sizes of its units."""
 STALE_RATIO = 2
 STALE_CAPACITIES = 2.5
 """The oldest main unit is stale when idle this many times that distance, and this many capacities."""
@@ -117,6 +118,10 @@ class EvictionPolicy:
         self._pinned_bytes = 0
         self._dirty_bytes = 0
         self._held_bytes = 0
+        self._grown_bytes = 0
+        """The largest size that a unit has grown to: so much room a new one may need."""
+        self._largest_bytes = 0
+        """The largest unit so far: probation has to have room for one, or it would be made at main's cost."""
         self._last_hit = 0
         self._longest_pause = 0.0
         self._longest_distance = 0.0
@@ -212,10 +217,14 @@ class EvictionPolicy:
             raise ValueError(f"unit {unit!r} is resident already")
         if size_bytes > self._capacity - self._held_bytes:
             return Admission.REFUSED
+        self._largest_bytes = max(self._largest_bytes, size_bytes)
         seen = self._ghosts.take(unit)
-        distance = None if seen is None else max(0, self._clock - seen)
-        self._clock += size_bytes
+        distance = None
+        if seen is not None:
+            distance = max(0, self._clock - seen)
+            self._longest_distance = max(distance, self._longest_distance)
         to_main = self._deserves_main(size_bytes, distance)
+        self._clock += size_bytes
         self._insert(unit, size_bytes, self._clock, to_main and not dirty)
         if dirty:
             self.set_dirty(unit)
@@ -227,8 +236,7 @@ class EvictionPolicy:
         Oldest first if the caller knows; the order among loaded units is the order of the calls.
         """
         if unit not in self:
-            room = self._main_bytes + size_bytes <= self._main_limit()
-            self._insert(unit, size_bytes, self._clock, room)
+            self._insert(unit, size_bytes, self._clock, self._main_bytes + size_bytes <= self._main_limit())
 
     def grow(self, unit: Unit, added_bytes: int) -> None:
         """More of a resident unit is local (or, with a negative number, less). KeyError if not resident."""
@@ -249,6 +257,9 @@ class EvictionPolicy:
         size = (queue[unit] & _SIZE_MASK) + added_bytes
         if size < 0:
             raise ValueError(f"unit {unit!r} would shrink below zero")
+        if size > self._grown_bytes and added_bytes > 0:
+            self._grown_bytes = size
+            self._largest_bytes = max(self._largest_bytes, size)
         queue[unit] = self._clock << _SIZE_BITS | size
         if queue is self._main:
             self._main_bytes += added_bytes
@@ -351,7 +362,7 @@ class EvictionPolicy:
 
     def _main_limit(self) -> int:
         free = max(0, self._capacity - self._held_bytes)
-        return free - int(free * PROBATION_SHARE)
+        return free - max(int(free * PROBATION_SHARE), min(self._largest_bytes, free // 2))
 
     def _visit(self, touched: int, size_bytes: int) -> int:
         """Advance the clock if this touch begins a new visit; returns the distance then, else 0."""
@@ -373,17 +384,17 @@ class EvictionPolicy:
 
     def _deserves_main(self, size_bytes: int, distance: int | None) -> bool:
         """The rule of the module docstring. ``distance`` None: not known to have been here before."""
-        if self._main_bytes + size_bytes <= self._main_limit():
+        if self._main_bytes + max(size_bytes, self._grown_bytes) <= self._main_limit():
             return True
         if not self._main:
             return False
         idle = self._clock - (next(iter(self._main.values())) >> _SIZE_BITS)
-        if distance is not None and idle > distance:
+        if distance is not None and idle > CLEARLY * distance:
             silent = self._clock - self._last_hit
             if (
                 idle > DISPLACE_RATIO * distance
                 or silent > SILENT_RATIO * self._longest_pause + SILENT_SHARE * self._capacity
-                or idle > OVERDUE_RATIO * self._longest_distance
+                or idle > CLEARLY * self._longest_distance
             ):
                 return True
         if idle > self._stale_after:
