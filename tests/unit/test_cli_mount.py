@@ -226,6 +226,19 @@ def test_wrong_settings_are_named(caller: Caller, words: tuple[str, ...], code: 
     assert not (caller.base / "state").exists()
 
 
+def test_a_tier_larger_than_its_disk_is_remarked_on(caller: Caller) -> None:
+    caller.words[-1] = f"{caller.base / 'tier'}:9000T"
+    assert "holds" in caller("refuse", "mount", *caller.words).stderr
+
+
+def test_a_state_directory_that_cannot_be_made_is_named(caller: Caller) -> None:
+    caller.words[3] = "/proc/state"
+    done = caller("serve", "mount", *caller.words)
+    assert done.returncode == 1
+    assert "/proc/state" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_mountpoint_that_is_no_directory_is_refused(caller: Caller) -> None:
     caller.words[1] = str(caller.base / "absent")
     done = caller("serve", "mount", *caller.words)

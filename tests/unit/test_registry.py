@@ -118,6 +118,16 @@ def test_a_run_directory_too_deep_for_a_socket_is_named(monkeypatch: pytest.Monk
         record_at("/mnt/a")
 
 
+def test_directories_that_cannot_be_made_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TIERFS_RUN_DIR", str(tmp_path / "file" / "run"))
+    with pytest.raises(ControlError, match="TIERFS_RUN_DIR"):
+        registry.write(record_at("/mnt/a"))
+    with pytest.raises(MountError, match="state_dir"):
+        with registry.hold_state_dir(tmp_path / "file" / "state"):
+            pass
+
+
 def test_a_state_directory_has_one_holder(tmp_path: Path) -> None:
     state = tmp_path / "deep" / "state"
     with registry.hold_state_dir(state):

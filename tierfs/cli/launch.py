@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,6 +64,23 @@ def _prepare(settings: Settings) -> None:
         if mounted is not None:
             raise exit_codes.Busy(str(error)) from None
         raise
+
+
+def warn_of_large_tiers(settings: Settings) -> None:
+    """Tell if a tier's file system is smaller than the tier is meant to be: it works, and never fills."""
+    for tier in settings.tiers:
+        if tier.path is None:
+            continue
+        path = tier.path
+        while not os.path.isdir(path) and path != "/":
+            path = os.path.dirname(path)
+        info = os.statvfs(path)
+        total_bytes = info.f_blocks * info.f_frsize
+        if tier.capacity_bytes > total_bytes:
+            output.say(
+                f"tier {tier.path}: {output.size(tier.capacity_bytes)} asked for, but its file system holds "
+                f"{output.size(total_bytes)} in all"
+            )
 
 
 def _make_state_dir(settings: Settings) -> None:
@@ -133,6 +151,8 @@ def _become_daemon(settings: Settings, writer: int) -> NoReturn:
         except TierfsError as error:
             code = exit_codes.code_of(error)
             tell({"error": str(error), "code": code})
+    except BaseException:
+        traceback.print_exc()  # into the log, or to the terminal as long as there is none
     finally:
         os._exit(code)
 
@@ -166,7 +186,10 @@ def _serve(settings: Settings, on_ready: Announce, *, stderr: bool) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     faulthandler.enable()
     _make_state_dir(settings)
-    log.configure(level=settings.log_level, file=Path(settings.log_path), stderr=stderr)
+    try:
+        log.configure(level=settings.log_level, file=Path(settings.log_path), stderr=stderr)
+    except OSError as error:
+        raise MountError(f"state_dir: cannot write {settings.log_path}: {error.strerror}") from error
     logger = log.get_logger("tierfs.engine")
     try:
         import tierfs.mount
@@ -229,6 +252,8 @@ def print_decided(settings: Settings, decided: dict[str, Any]) -> None:
         print("  tier   none: every read goes to the store")
     front = decided.get("front", {})
     print(f"  front  {front.get('kind', '?')} ({front.get('why', '?')})")
+    if not decided.get("passthrough"):
+        print(f"  passthrough: no ({decided.get('passthrough_why', 'only the native front can')})")
     print(f"  state  {settings.state_dir}")
     print(f"  log    {settings.log_path}, pid {decided.get('pid', '?')}")
     resumed = decided.get("resumed") or {}

@@ -214,6 +214,8 @@ def mount(
     for name in unknown_environment(os.environ):
         output.say(f"{name} in the environment is not a setting")
 
+    launch.warn_of_large_tiers(settings)
+
     def announce(decided: dict[str, Any]) -> None:
         if as_json:
             output.show_json(launch.decided_json(settings, decided))

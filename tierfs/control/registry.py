@@ -95,10 +95,16 @@ def _path_of(mount_id: str) -> Path:
 
 
 def write(record: MountRecord) -> None:
-    """Announce a mount, atomically; readable by its owner only."""
-    directory = run_dir()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Announce a mount, atomically; readable by its owner only. Raises ``ControlError``."""
     path = _path_of(record.mount_id)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(path, record)
+    except OSError as error:
+        raise ControlError(f"{path}: cannot write it: {error.strerror}; set TIERFS_RUN_DIR") from error
+
+
+def _replace(path: Path, record: MountRecord) -> None:
     temporary = path.with_suffix(f".{record.pid}.new")
     descriptor = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -204,8 +210,12 @@ def hold_state_dir(state_dir: Path) -> Iterator[None]:
 
     Raises ``MountError`` naming who holds it: two engines on one namespace would destroy it.
     """
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(state_dir / "lock", flags, 0o600)
+    except OSError as error:
+        raise MountError(f"state_dir: cannot use {state_dir}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -78,12 +78,14 @@ class ControlServer:
             self._unlink(identity)
 
     def _listen(self) -> trio.socket.SocketType:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if stat.S_ISSOCK(os.lstat(self._path).st_mode):
                 os.unlink(self._path)
         except FileNotFoundError:
             pass
+        except OSError as error:
+            raise ControlError(f"{self._path}: cannot listen: {error.strerror}") from error
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         old_mask = os.umask(0o177)
         try:
