@@ -257,18 +257,16 @@ def disk_speed(settings: Settings) -> Result:
 
 
 def credentials(settings: Settings) -> Result:
-    from tierfs.store import s3
+    from tierfs.store.s3_credentials import describe_credentials
 
-    describe = getattr(s3, "describe_credentials", None)
-    found = describe(settings) if describe is not None else None
+    name, advice = "credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --profile"
+    try:
+        found = describe_credentials(settings)
+    except ConfigError as error:
+        return Result(name, "blocks", str(error), advice)
     if found is None:
-        return Result(
-            "credentials",
-            "warns",
-            "none found: requests are not signed",
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or --profile",
-        )
-    return Result("credentials", "ok", found)
+        return Result(name, "warns", "none found: requests are not signed", advice)
+    return Result(name, "ok", found)
 
 
 def clock(settings: Settings) -> Result:
