@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -462,3 +463,27 @@ def test_requests_are_counted(server: FakeS3, fresh_store: S3Store) -> None:
     assert added == {"put": 1, "get": 2, "list": 1}
     assert (counts.bytes_written, counts.bytes_read) == (5, 1000 + BIG)
     assert {name: server.count(name) for name in added} == added
+
+
+def test_check_says_where_and_what_to_do(server: FakeS3, store: S3Store) -> None:
+    server.fault("access_denied", operation="list")
+    with pytest.raises(StoreAccessDenied, match=rf"{BUCKET} at {server.endpoint_url}.*check the credentials"):
+        store.check()
+    server.stop()
+    try:
+        with pytest.raises(StoreUnavailable, match="check the endpoint"):
+            store.check()
+    finally:
+        server.start()
+
+
+def test_a_fork_has_connections_of_its_own(server: FakeS3, store: S3Store) -> None:
+    assert READS["fast"](store) == EXPECTED["fast"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads is what is tried here
+        child = os.fork()
+    if child == 0:
+        right = all(READS[way](store) == EXPECTED[way] for way in READS)
+        os._exit(0 if right else 1)
+    assert READS["boto3"](store) == EXPECTED["boto3"]
+    assert os.waitpid(child, 0)[1] == 0

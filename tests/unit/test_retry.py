@@ -278,3 +278,32 @@ def test_multipart_etag() -> None:
     parts = [Part(number, digest, 1) for number, digest in enumerate(digests, start=1)]
     assert multipart_etag(parts) == "68083ea43d0307eecfa2b4749f19df15-2"
     assert multipart_etag([Part(1, "not hex", 1)]) is None
+
+
+def test_one_line_per_outage(
+    store: RetryingStore, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Log:
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def warning(self, text: str, **_: object) -> None:
+            self.lines.append(text)
+
+        info = warning
+
+    log = Log()
+    monkeypatch.setattr("tierfs.store.retry._log", log)
+    for _ in range(5):  # single failures among successes are only counted
+        faults.set(Rule(kind="outage", count=2))
+        store.head("k")
+    assert log.lines == []
+    faults.set(Rule(kind="outage"))
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            store.head("k")
+    assert log.lines == ["store failing"]
+    faults.clear()
+    store.head("k")
+    store.head("k")
+    assert log.lines == ["store failing", "store recovered"]

@@ -187,3 +187,8 @@ def part_size_for(size_bytes: int, preferred_bytes: int) -> int:
     if least > part:
         part = -(-least // (1024 * 1024)) * 1024 * 1024
     return part
+
+
+def lower_names(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """User metadata as every store returns them: with lower-case names."""
+    return {name.lower(): value for name, value in (metadata or {}).items()}

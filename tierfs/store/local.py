@@ -46,11 +46,12 @@ from tierfs.store.base import (
     Part,
     StoreCapabilities,
     UnfinishedUpload,
+    lower_names,
 )
 from tierfs.store.counting import RequestMeter
 from tierfs.store.keys import encode_path
 from tierfs.store.local_files import copy_range, fsync_directory, is_reached_as, open_directory, write_all
-from tierfs.store.local_meta import MetadataKeeper, Record, lower_names
+from tierfs.store.local_meta import MetadataKeeper, Record
 from tierfs.store.local_place import Place
 from tierfs.store.local_uploads import Uploads
 from tierfs.store.local_walk import HIDDEN_DIR, Walker, etag_of, info_of

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Mapping
 
 import msgspec
 
@@ -92,11 +91,6 @@ class MetadataKeeper:
     def _sidecar(self, key: str, etag: str) -> bytes:
         text = f"{key}\0{etag}".encode("utf-8", "surrogatepass")
         return self._dir + b"/" + hashlib.blake2b(text, digest_size=16).hexdigest().encode() + b".json"
-
-
-def lower_names(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """User metadata as every store returns it: lower-case names."""
-    return {name.lower(): value for name, value in (metadata or {}).items()}
 
 
 def _decode(data: bytes) -> Record:

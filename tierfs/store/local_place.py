@@ -46,6 +46,7 @@ class Place:
         self._identity = _identity(self.root)
         self._lock = threading.Lock()
         self._lock_fd = -1
+        self._lock_pid = 0
         self._prepared = False
         self._skipped: set[bytes] = set()
 
@@ -141,7 +142,9 @@ class Place:
     def exclusive(self) -> Iterator[None]:
         """One at a time, among threads and among processes that have this directory open."""
         with self._lock:
-            if self._lock_fd < 0:
+            if self._lock_fd < 0 or self._lock_pid != os.getpid():
+                # flock belongs to the open file: after a fork both processes would hold it together.
+                self._lock_pid = os.getpid()
                 self._lock_fd = os.open(self.hidden + b"/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             try:

@@ -43,9 +43,9 @@ from tierfs.store.base import (
     RequestCounts,
     StoreCapabilities,
     UnfinishedUpload,
+    lower_names,
 )
 from tierfs.store.counting import FAILURES, RETRIES
-from tierfs.store.local_meta import lower_names
 from tierfs.types import ObjectInfo
 
 _log = get_logger(__name__)
@@ -56,6 +56,7 @@ _FIRST_THROTTLED_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
 """Also how late, at worst, a waiting request notices that an outage has ended."""
 _CHECK_TIMEOUT_S = 10.0
+_OUTAGE_S = 2.0
 _CERTAINLY_NOT_DONE = (StoreThrottled, CredentialsExpired, ClockSkewed)
 
 
@@ -85,6 +86,7 @@ class RetryingStore:
         self._lock = threading.Lock()
         self._failing_since: float | None = None
         self._last_error: str | None = None
+        self._outage_logged = False
         self._started: dict[str, dict[str, str]] = {}
 
     def __repr__(self) -> str:
@@ -283,20 +285,24 @@ class RetryingStore:
                                   operation=operation, kind=type(error).__name__).add()
         with self._lock:
             self._last_error = str(error)
-            if self._failing_since is not None:
+            if self._failing_since is None:
+                self._failing_since = self._clock()
+            failing_s = self._clock() - self._failing_since
+            # One line per outage, none for single failures among successes, which are counted anyway.
+            if self._outage_logged or failing_s < _OUTAGE_S:
                 return
-            self._failing_since = self._clock()
-        _log.warning("store failing", store=self.url, operation=operation, kind=type(error).__name__,
-                     error=str(error))
+            self._outage_logged = True
+        _log.warning("store failing", store=self.url, since_s=round(failing_s, 1), operation=operation,
+                     kind=type(error).__name__, error=str(error))
 
     def _note_success(self) -> None:
-        if self._failing_since is None:
+        if self._last_error is None:
             return
         with self._lock:
-            since, self._failing_since = self._failing_since, None
-            self._last_error = None
-        if since is not None:
-            _log.info("store recovered", store=self.url, after_s=round(self._clock() - since, 3))
+            since, self._failing_since, self._last_error = self._failing_since, None, None
+            was_logged, self._outage_logged = self._outage_logged, False
+        if since is not None and was_logged:
+            _log.info("store recovered", store=self.url, after_s=round(self._clock() - since, 1))
 
 
 def multipart_etag(parts: Sequence[Part]) -> str | None:

@@ -22,8 +22,10 @@ from tierfs.errors import (
     StoreAccessDenied,
     StoreConfigError,
     StoreError,
+    StoreTimeout,
     StoreUnavailable,
     StoreUnsupported,
+    TransientStoreError,
 )
 from tierfs.log import get_logger
 from tierfs.metrics import Metrics
@@ -39,10 +41,10 @@ from tierfs.store.base import (
     Part,
     StoreCapabilities,
     UnfinishedUpload,
+    lower_names,
     part_size_for,
 )
 from tierfs.store.counting import RequestMeter
-from tierfs.store.local_meta import lower_names
 from tierfs.store.s3_client import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Clients, Connection
 from tierfs.store.s3_errors import from_exception
 from tierfs.store.s3_fast import FastPathUnusable
@@ -50,6 +52,12 @@ from tierfs.types import ObjectInfo
 
 _log = get_logger(__name__)
 T = TypeVar("T")
+
+_CHECK_HINTS: tuple[tuple[type[StoreError], str], ...] = (
+    (StoreAccessDenied, "; check the credentials, and that they allow to list this bucket and prefix"),
+    (StoreTimeout, "; check the endpoint URL, the network and the proxy"),
+    (StoreUnavailable, "; check the endpoint URL, the network and the proxy"),
+)
 
 _FAST_REFUSALS = 3  # in a row, before the fast path is given up: one may be a proxy's mistake
 _COPY_PART_BYTES = 512 * 1024 * 1024
@@ -110,14 +118,22 @@ class S3Store:
         self._connection.close()
 
     def check(self) -> None:
-        self.list_page(self._prefix, limit=1)
+        try:
+            self.list_page(self._prefix, limit=1)
+        except StoreError as error:
+            hint = next((text for kind, text in _CHECK_HINTS if isinstance(error, kind)), "")
+            told = type(error)(f"{self.url} at {self._connection.endpoint_url}: {error}{hint}")
+            if isinstance(error, TransientStoreError) and isinstance(told, TransientStoreError):
+                told.retry_after_s = error.retry_after_s
+            raise told from None
 
     # Reading
 
     def list_page(
         self, prefix: str, *, recursive: bool = False, token: str | None = None, limit: int = LIST_PAGE_KEYS
     ) -> ListPage:
-        arguments: dict[str, Any] = {"Prefix": prefix, "MaxKeys": limit, "EncodingType": "url"}
+        arguments: dict[str, Any] = {
+            "Prefix": prefix, "MaxKeys": max(1, min(limit, LIST_PAGE_KEYS)), "EncodingType": "url"}
         if not recursive:
             arguments["Delimiter"] = "/"
         if token is not None:
@@ -161,10 +177,13 @@ class S3Store:
             condition: Condition = UNCONDITIONAL) -> ObjectInfo:
         data = body if isinstance(body, bytes | bytearray) else bytes(body)
         headers = self._condition_headers(key, condition)
-        stored = self._request("put", key, lambda: answers.written_info(
-            key, len(data), lower_names(metadata), self._client.put_object(
-                Bucket=self._bucket, Key=key, Body=data, Metadata=_user_metadata(key, metadata),
-                **_content_type(key), **headers)), written_bytes=len(data))
+        try:
+            stored = self._request("put", key, lambda: answers.written_info(
+                key, len(data), lower_names(metadata), self._client.put_object(
+                    Bucket=self._bucket, Key=key, Body=data, Metadata=_user_metadata(key, metadata),
+                    **_content_type(key), **headers)), written_bytes=len(data))
+        except ObjectNotFound as error:  # Amazon's answer to If-Match where there is nothing
+            raise PreconditionFailed(str(error)) from None
         if key.endswith("/") and metadata and self._keeps_markers is None:
             self._keeps_markers = self.head(key).metadata == lower_names(metadata)
         return stored

@@ -90,18 +90,24 @@ class Connection:
         self._clock = clock
         self._lock = threading.Lock()
         self._clients: Clients | None = None
+        self._pid = os.getpid()
         self._refreshed_at = -_LEAST_REFRESH_S
         self._session = self._new_session()
 
     def __repr__(self) -> str:
         return f"Connection({self.bucket!r})"
 
+    @property
+    def endpoint_url(self) -> str:
+        return str(self.clients().plain.meta.endpoint_url)
+
     def clients(self) -> Clients:
         found = self._clients
-        if found is None:
+        if found is None or self._pid != os.getpid():  # a fork must not share connections
             with self._lock:
                 found = self._clients
-                if found is None:
+                if found is None or self._pid != os.getpid():
+                    self._pid = os.getpid()
                     found = self._clients = self._connect()
         return found
 
@@ -230,6 +236,8 @@ def _roots() -> bytes | None:
 def _provider(credentials: Any) -> Callable[[], Credential]:
     def provide() -> Credential:
         frozen = credentials.get_frozen_credentials()  # refreshes itself where the source can
+        add_secret(frozen.secret_key)
+        add_secret(frozen.token)
         return {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key,
                 "token": frozen.token, "expires_at": datetime.now(UTC) + _CREDENTIAL_LIFE}
 

@@ -10,6 +10,7 @@ obstore normalises paths, so keys it would change are left to boto3, as is every
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -23,6 +24,8 @@ from tierfs.errors import PreconditionFailed, ShortBody, StoreError, StoreTimeou
 from tierfs.store.s3_errors import from_answer
 
 LARGEST_BYTES = 2 * 1024 * 1024
+_runtime_pid: int | None = None
+"""The process that obstore's threads run in; in a fork of it they do not."""
 _UNSUITED_KEY = re.compile(r"[\x00-\x1f\x7f]|//|^/|/$|(?:^|/)\.\.?(?:/|$)")
 _STATUS = re.compile(r"status code: (\d{3})")
 _TIMED_OUT = re.compile(r"kind: Timeout|TimedOut|timed out")
@@ -75,11 +78,14 @@ class FastReader:
             **config)
 
     def suits(self, key: str, length_bytes: int) -> bool:
-        return length_bytes <= LARGEST_BYTES and _UNSUITED_KEY.search(key) is None
+        return (length_bytes <= LARGEST_BYTES and _UNSUITED_KEY.search(key) is None
+                and _runtime_pid in (None, os.getpid()))
 
     def get(self, key: str, offset_bytes: int, length_bytes: int, *, if_match: str | None,
             version_id: str | None) -> bytes:
         """As ``ObjectStore.get_range``; raises FastPathUnusable besides StoreErrors."""
+        global _runtime_pid
+        _runtime_pid = _runtime_pid or os.getpid()
         options: dict[str, Any] = {"range": (offset_bytes, offset_bytes + length_bytes)}
         if if_match is not None:
             options["if_match"] = f'"{if_match}"'
@@ -94,6 +100,10 @@ class FastReader:
             data = result.bytes().to_bytes()
         except (BaseError, FileNotFoundError, ValueError, OSError) as error:
             raise _translate(error, key) from None
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # of Rust; no Exception, but no reason to end either
+                raise FastPathUnusable("obstore panicked", is_servers_way=True) from None
+            raise
         if len(data) != length_bytes:
             raise ShortBody(f"{key}: get: {len(data)} of {length_bytes} bytes came")
         return data
