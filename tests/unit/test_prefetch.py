@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import random
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
@@ -346,6 +347,12 @@ def test_several_walks_through_one_directory() -> None:
     for step in range(6):
         found = [opened(detector, start + step) for start in (0, 1000, 2000, 3000)]
     assert all(len(numbers) == 16 for numbers in found)
+
+
+def test_files_of_a_directory_in_random_order_are_not_foretold() -> None:
+    detector = SuccessionDetector(successors(2500), 1 << 30)
+    order = random.Random(4).sample(range(2500), 2500)
+    assert sum(len(opened(detector, ino)) for ino in order) <= 25
 
 
 def test_succession_state_is_bounded() -> None:

@@ -21,6 +21,8 @@ from tierfs.types import ContentId, ObjectRef
 MAX_FILES = 4096
 WHOLE_FILE_BYTES = 4 * 1024 * 1024
 """A file of at most this size that is read from its start is fetched as a whole."""
+WINDOW_SHARE = 1 / 40
+"""Largest window as part of all tiers: half of what passes through a tier without being kept."""
 NEXT_FILE_PIECE_BYTES = 2 * 1024 * 1024
 
 
@@ -47,18 +49,18 @@ class ReadAheadTable:
     ) -> None:
         """``following``: who comes after whom in a directory; None: no read-ahead past the end of a file."""
         self._cache = cache
-        self._limit_bytes = settings.read_ahead_bytes
+        self._limit_bytes = _limit_bytes(settings)
         self._keeps_whole_files = bool(settings.tiers)
         self._files: OrderedDict[int, _File] = OrderedDict()
         self._runner = PrefetchRunner(
             cache,
             task_limit=2 * settings.fetch_concurrency,
-            budget_bytes=max(settings.memory_budget_bytes // 2, 1),
+            budget_bytes=max(min(settings.memory_budget_bytes // 2, 4 * self._limit_bytes), 1),
             metrics=metrics,
         )
         self._succession: SuccessionDetector | None = None
         if following is not None and self._keeps_whole_files:
-            self._succession = SuccessionDetector(following, settings.read_ahead_bytes)
+            self._succession = SuccessionDetector(following, self._limit_bytes)
 
     @property
     def runner(self) -> PrefetchRunner:
@@ -133,3 +135,11 @@ class ReadAheadTable:
             if end > until or not self._runner.hint(successor.ref, Range(start, end - start)):
                 return
             file.successor_ahead = end
+
+
+def _limit_bytes(settings: Settings) -> int:
+    """The read-ahead window that fits the tiers: what is read ahead must not push out what was read ahead."""
+    capacity = sum(tier.capacity_bytes for tier in settings.tiers)
+    if not capacity:
+        return settings.read_ahead_bytes
+    return min(settings.read_ahead_bytes, int(capacity * WINDOW_SHARE))

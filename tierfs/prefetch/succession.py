@@ -19,6 +19,8 @@ MAX_CURSORS = 64
 EXPECTED_AT_FIRST = 4
 MAX_DEPTH = 32
 RIGHT_BEFORE_PREFETCH = 2
+OPENS_BETWEEN = 32
+"""A cursor that was right once must be right again within this many opened files, or that was chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,9 @@ Following = Callable[[int, int], Sequence[Successor]]
 @dataclass(slots=True, eq=False)
 class _Cursor:
     right: int = 0
-    """How many files were opened as expected."""
+    """How many files in a row were opened as expected."""
+    seen: int = 0
+    """Number of the open that it saw last."""
     expected: OrderedDict[int, Successor] = field(default_factory=OrderedDict)
     last: int = 0
     """The inode after which no name has been asked for yet."""
@@ -51,6 +55,7 @@ class SuccessionDetector:
         self._limit_bytes = limit_bytes
         self._cursors: OrderedDict[_Cursor, None] = OrderedDict()
         self._by_ino: dict[int, _Cursor] = {}
+        self._opens = 0
 
     def opened(self, ino: int, *, local: bool) -> list[Successor]:
         """A file is read from its start; returns what is likely to be opened after it, nearest first.
@@ -58,18 +63,20 @@ class SuccessionDetector:
         Files that were returned before and have not been opened since are returned again. ``local``: all
         of it is here already; such a file moves a cursor, but begins none.
         """
+        self._opens += 1
         cursor = self._by_ino.get(ino)
         if cursor is None:
             if local:
                 return []
-            cursor = _Cursor(last=ino)
+            cursor = _Cursor(last=ino, seen=self._opens)
             self._cursors[cursor] = None
             self._expect(cursor, EXPECTED_AT_FIRST)
             if len(self._cursors) > MAX_CURSORS:
                 self._forget(next(iter(self._cursors)))
             return []
         self._cursors.move_to_end(cursor)
-        cursor.right += 1
+        cursor.right = cursor.right + 1 if self._opens - cursor.seen <= OPENS_BETWEEN else 1
+        cursor.seen = self._opens
         self._arrive(cursor, ino)
         depth = self._depth(cursor)
         wanted = max(depth, EXPECTED_AT_FIRST)
