@@ -113,6 +113,16 @@ def test_drain_then_notice_then_unmount_then_the_end_of_the_engine(
     assert registry.start_ticks(process.pid) == 0
 
 
+def test_an_engine_that_still_uploads_after_umount_8_is_waited_for(
+    engine: StubEngine, kernel: Kernel, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del kernel.mounts[1]
+    monkeypatch.setattr(umount, "_wait_for_end", lambda _record, _timeout_s: True)
+    assert run(["umount", point]) == 0
+    assert isinstance(engine.asked[0], p.DrainRequest)
+    assert kernel.asked == []
+
+
 def test_what_is_left_is_told_and_kept(
     engine: StubEngine, point: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GRACE_S = 30.0
 """How long the engine may go on uploading what was written between the drain and the unmount."""
 NO_LIMIT_S = 10.0 * 365 * 86400
-EXIT_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 120.0
 FORCED_EXIT_TIMEOUT_S = 10.0
 PING_TIMEOUT_S = 10.0
 
