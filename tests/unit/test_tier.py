@@ -432,6 +432,18 @@ async def test_an_abandoned_fill_gives_everything_back(tmp_path):
         assert await read(tier, ref, 0, 2 * BLOCK) == body[: 2 * BLOCK]
 
 
+async def test_blocks_that_arrive_twice_are_accounted_once(tmp_path):
+    ref, body = an_object(MIB)
+    async with opened_tier(nvme(tmp_path, 16 * MIB)) as tier:
+        fills = [await tier.reserve(ref, 0, 0, 4), await tier.reserve(ref, 0, 2, 6)]
+        for fill in fills:
+            data = body[fill.offset_bytes : fill.offset_bytes + fill.count * BLOCK]
+            fill.write(data)
+            tier.complete(fill, record.checksums(data))
+        assert tier.ledger.data_bytes == MIB
+        check_accounts(tier)
+
+
 async def test_a_damaged_index_costs_clean_contents_only(tmp_path):
     ref, body = an_object(MIB)
     async with opened_tier(nvme(tmp_path, 16 * MIB)) as tier:

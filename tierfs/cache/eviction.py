@@ -20,6 +20,7 @@ from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.health import TierHealth
 from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.ledger import Ledger
+from tierfs.cache.policy import Unit
 from tierfs.cache.record import Extent
 from tierfs.log import get_logger
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
@@ -49,7 +50,8 @@ class EvictableTier(Protocol):
     walked: trio.Event
     on_evict: Callable[[Taken], Awaitable[None]] | None
 
-    def take_units(self, units: list[tuple[ContentId, int]], *, remember: bool) -> list[Taken]: ...
+    def take_units(self, units: list[Unit], *, remember: bool) -> list[Taken]: ...
+    def take_tail(self, unit: Unit, keep_bytes: int) -> Taken | None: ...
     def forget_records(self, content_id: ContentId) -> int: ...
     def is_busy(self, content_id: ContentId, extent_no: int) -> bool: ...
     def has_file(self, content_id: ContentId) -> bool: ...
@@ -96,12 +98,11 @@ class Evictor:
             ledger.fit_policy()
             excess = ledger.excess_bytes + nbytes
             if excess > 0:
-                units = self._choose(max(excess, ledger.batch_bytes), excess)
+                wanted = max(excess, ledger.batch_bytes)
+                units = self._choose(wanted, excess)
                 if units:
-                    self.evict(units)
-                elif self._jobs:
-                    await tier.wait_change()
-                elif not tier.walked.is_set():
+                    self.evict(units, spare_bytes=self._spare_bytes(units, wanted))
+                elif self._jobs or not tier.walked.is_set():
                     await tier.wait_change()
                 else:
                     return False
@@ -110,7 +111,7 @@ class Evictor:
             else:
                 return True
 
-    def _choose(self, wanted_bytes: int, needed_bytes: int) -> list[tuple[ContentId, int]]:
+    def _choose(self, wanted_bytes: int, needed_bytes: int) -> list[Unit]:
         """Idle units that free ``wanted_bytes``, or at least ``needed_bytes``; else none at all."""
         tier, policy = self._tier, self._tier.ledger.policy
         asked = wanted_bytes
@@ -127,13 +128,23 @@ class Evictor:
                 return chosen if freed >= needed_bytes else []
             asked = max(asked * 2, blocks.EXTENT_SIZE_BYTES)
 
-    def evict(self, units: list[tuple[ContentId, int]], *, keep_copy: bool = True) -> int:
+    def _spare_bytes(self, units: list[Unit], wanted_bytes: int) -> int:
+        """How much of the last of these units may stay, where that matters."""
+        ledger = self._tier.ledger
+        if not ledger.is_fine_grained:
+            return 0
+        return max(0, sum(map(ledger.policy.size_bytes, units)) - wanted_bytes)
+
+    def evict(self, units: list[Unit], *, keep_copy: bool = True, spare_bytes: int = 0) -> int:
         """Mark them absent now and remove their bytes soon; returns the accounted bytes.
 
-        ``keep_copy``: the next tier may have them.
+        ``keep_copy``: the next tier may have them. ``spare_bytes``: so much of the last one may stay.
         """
         tier = self._tier
-        job = _Job(taken=tier.take_units(units, remember=keep_copy))
+        tail = tier.take_tail(units[-1], spare_bytes) if spare_bytes >= BLOCK_SIZE_BYTES else None
+        job = _Job(taken=tier.take_units(units if tail is None else units[:-1], remember=keep_copy))
+        if tail is not None:
+            job.taken.append(tail)
         job.offer = keep_copy
         job.nbytes = sum(taken.nbytes for taken in job.taken)
         self.evicted_bytes += job.nbytes

@@ -22,7 +22,7 @@ from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
 from tierfs.cache.health import is_no_space
 from tierfs.cache.memory import ByteBudget, TransitBuffer
 from tierfs.cache.tier import Fill, Tier
-from tierfs.errors import ObjectNotFound, PreconditionFailed, ShortBody, StaleContent
+from tierfs.errors import ObjectNotFound, PreconditionFailed, ShortBody, StaleContent, TierfsError
 from tierfs.log import get_logger
 from tierfs.metrics import Metrics
 from tierfs.store.base import ObjectStore
@@ -181,7 +181,11 @@ class Fetcher:
             ref = fetch.ref
             fetch.error = StaleContent(f"{ref.key}: this version ({ref.etag}) is gone from the store")
             fetch.error.__cause__ = error
+        except TierfsError as error:
+            self._failures.add()
+            fetch.error = error
         except Exception as error:
+            _log.exception("a fetch failed unexpectedly", key=fetch.ref.key, offset=fetch.offset_bytes)
             self._failures.add()
             fetch.error = error
         finally:

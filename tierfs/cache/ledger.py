@@ -19,6 +19,7 @@ from tierfs.cache.policy import EvictionPolicy
 
 _MARGIN_BYTES = 64 * 1024 * 1024
 _MARGIN_SHARE = 64
+_FEW_UNITS = 128
 
 
 class Ledger:
@@ -62,6 +63,11 @@ class Ledger:
     def batch_bytes(self) -> int:
         """How much to evict at once, so that the next few fetches find room."""
         return min(EXTENT_SIZE_BYTES, self.capacity_bytes // 64)
+
+    @property
+    def is_fine_grained(self) -> bool:
+        """So few units fit that evicting whole ones would waste a good part of the capacity."""
+        return self.capacity_bytes < _FEW_UNITS * EXTENT_SIZE_BYTES
 
     @property
     def _wanted_bytes(self) -> int:

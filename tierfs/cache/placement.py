@@ -70,10 +70,11 @@ class Placement:
         self._last_offered = unit
         faster = self._tiers[position - 1]
         extent = tier.presence.extent(*unit)
-        if not faster.takes_clean or extent is None or unit in faster.ledger.policy:
+        if not faster.takes_clean or extent is None or len(self._moving) >= _PROMOTIONS:
             return
-        nbytes = extent.allocated(extent_no)
-        if not nbytes or len(self._moving) >= _PROMOTIONS:
+        missing = faster.presence.missing(*unit, extent.present)
+        nbytes = blocks.allocated_bytes(missing, extent.size_bytes, extent_no)
+        if not nbytes:
             return
         if not faster.ledger.has_room(nbytes) and not self._earns_a_place(faster, unit, nbytes):
             return
@@ -86,6 +87,8 @@ class Placement:
         """Ask the policy by admitting the unit; in any case it remembers that the unit was asked for."""
         faster.ledger.fit_policy()
         policy = faster.ledger.policy
+        if unit in policy:
+            return True
         admission = policy.admit(unit, nbytes)
         if admission is not Admission.REFUSED:
             policy.remove(unit)
@@ -103,8 +106,7 @@ class Placement:
         slower = self._tiers[self._tiers.index(tier) + 1]
 
         async def demote(taken: Taken) -> None:
-            unit = (taken.content_id, taken.extent_no)
-            if taken.ref is None or not slower.takes_clean or unit in slower.ledger.policy:
+            if taken.ref is None or not slower.takes_clean:
                 return
             await self._copy(taken.ref, taken.extent_no, taken.extent, tier, slower)
 

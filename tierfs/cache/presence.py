@@ -14,8 +14,8 @@ from tierfs.cache.eviction import Taken
 from tierfs.cache.index import TierIndex
 from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
-from tierfs.cache.record import Extent
-from tierfs.types import ContentId, ObjectRef
+from tierfs.cache.record import SUM_BYTES, Extent
+from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 _KEPT_EXTENTS = 8192
 _KEPT_ANSWERS = 65536
@@ -63,6 +63,12 @@ class Presence:
     def has_file(self, content_id: ContentId) -> bool:
         """There is a file of that content that the index knows."""
         return self.index.any_extent(content_id) is not None
+
+    def size_of(self, content_id: ContentId) -> int:
+        """Size of a content of which something is here; else 0."""
+        number = self.index.any_extent(content_id)
+        extent = None if number is None else self.extent(content_id, number)
+        return 0 if extent is None else extent.size_bytes
 
     def resident_bytes(self, content_id: ContentId) -> int:
         """Bytes of the content that are here."""
@@ -164,6 +170,17 @@ class Presence:
         self._keep(unit, extent)
         return extent
 
+    def fulfil(self, unit: Unit, extent: Extent, first: int, sums: bytes, identity: bytes) -> None:
+        """Blocks for which ``begin`` found room are there, with these checksums."""
+        number = unit[1]
+        twice = extent.present & blocks.span_mask(first, len(sums) // SUM_BYTES)
+        if twice:
+            # Fetched and copied from another tier at the same time: accounted twice, there once.
+            allocated = blocks.allocated_bytes(twice & ~extent.zeros, extent.size_bytes, number)
+            self.ledger.policy.grow(unit, -allocated)
+        extent.mark(first, sums)
+        self.put(unit, extent, identity)
+
     def give_back(self, unit: Unit, extent: Extent, nbytes: int) -> None:
         """Undo ``begin`` (after ``busy`` was taken back), unless the unit was forgotten meanwhile."""
         if self._extents.get(unit) is not extent:
@@ -222,6 +239,33 @@ class Presence:
                     ref = ObjectRef(content_id, key, etag, extent.size_bytes, version)
                 taken.append(Taken(content_id, number, extent, nbytes, ref))
         return taken
+
+    def take_tail(self, unit: Unit, keep_bytes: int, *, with_ref: bool) -> Taken | None:
+        """The same for all but the first ``keep_bytes`` of a unit's blocks. None if that would be nothing."""
+        extent = self.extent(*unit)
+        if extent is None:
+            return None
+        going = list(blocks.bits(extent.present))[keep_bytes // BLOCK_SIZE_BYTES :]
+        mask = sum(1 << bit for bit in going)
+        if not mask:
+            return None
+        content_id, number = unit
+        part = Extent(extent.size_bytes, 0)
+        part.sums = bytearray(extent.sums)
+        part.present, part.zeros = extent.present & mask, extent.zeros & mask
+        part.unverified = extent.unverified & mask
+        ref = None
+        found = self.index.identity(content_id, number) if with_ref else None
+        if found is not None:
+            etag, version, key = found
+            ref = ObjectRef(content_id, key, etag, extent.size_bytes, version)
+        before = extent.allocated(number)
+        extent.clear(mask)
+        self._complete.discard(content_id)
+        self.put(unit, extent)
+        nbytes = before - extent.allocated(number)
+        self.ledger.policy.grow(unit, -nbytes)
+        return Taken(content_id, number, part, nbytes, ref)
 
     def forget(self, content_id: ContentId, filling: set[int]) -> int:
         """Nothing of that content counts as here, or will; returns the accounted bytes.

@@ -19,11 +19,12 @@ from tierfs.cache.fetch import Fetch, Fetcher
 from tierfs.cache.placement import Placement
 from tierfs.cache.tier import Tier
 from tierfs.metrics import Metrics
-from tierfs.types import BLOCK_SIZE_BYTES, ObjectRef
+from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 SMALL_OBJECT_BYTES = 1024 * 1024
 """An object up to this size is fetched whole when its first byte is read."""
 _ATTEMPTS = 4
+_KEPT_GAPS = 65536
 
 _Source = Tier | Fetch | bytes
 
@@ -45,6 +46,7 @@ class Reader:
         self._tiers = tuple(tiers)
         self._placement = placement
         self._fetcher = fetcher
+        self._gaps: dict[ContentId, int] = {}
         self._missed = metrics.counter("tierfs_missed_bytes_total", "Bytes read that no tier had.")
 
     def read_nowait(self, ref: ObjectRef, offset_bytes: int, end_bytes: int) -> bytes | None:
@@ -158,6 +160,27 @@ class Reader:
                     or (ref.content_id, number) in self._fetcher.transit):
                 mask &= ~(1 << bit)
         return mask
+
+    def is_complete(self, content_id: ContentId) -> bool:
+        """All bytes are in some tier or other."""
+        if any(tier.presence.is_complete(content_id) for tier in self._tiers):
+            return True
+        if len(self._tiers) < 2:
+            return False
+        size = max(tier.presence.size_of(content_id) for tier in self._tiers)
+        count = blocks.extent_count(size)
+        # Begin where it was not complete when last asked: the answer is the same more often than not.
+        start = self._gaps.pop(content_id, 0)
+        for number in (*range(start, count), *range(min(start, count))):
+            missing = blocks.full_mask(size, number)
+            for tier in self._tiers:
+                missing = tier.presence.missing(content_id, number, missing)
+            if missing:
+                if len(self._gaps) >= _KEPT_GAPS:
+                    self._gaps.clear()
+                self._gaps[content_id] = number
+                return False
+        return count > 0
 
     # making local
 

@@ -161,8 +161,8 @@ class Cache:
         return found
 
     def is_complete(self, content_id: ContentId) -> bool:
-        """Some tier has all bytes of that content."""
-        return any(tier.presence.is_complete(content_id) for tier in self._tiers)
+        """All bytes of that content are local, in one tier or in several. False for an empty content."""
+        return self._reader.is_complete(content_id)
 
     async def pin(self, ref: ObjectRef, tier: str | None = None) -> None:
         """Fetch all of it into that tier (None: the fastest that can hold it) and keep it there.
@@ -235,7 +235,8 @@ class Cache:
         return [
             TierStatus(
                 name=tier.name, path=tier.root, volatile=tier.setting.volatile,
-                capacity_bytes=tier.ledger.capacity_bytes, used_bytes=tier.ledger.data_bytes,
+                capacity_bytes=tier.ledger.capacity_bytes if tier.keeps_clean else tier.ledger.limit_bytes,
+                used_bytes=tier.ledger.data_bytes,
                 overhead_bytes=tier.ledger.overhead_bytes,
                 clean_bytes=tier.ledger.clean_bytes, dirty_bytes=tier.ledger.dirty_bytes,
                 pinned_bytes=tier.ledger.policy.pinned_bytes, hits=tier.hits, misses=tier.misses,

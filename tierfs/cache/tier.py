@@ -304,8 +304,7 @@ class Tier:
         if fill.dead:
             self._remove_garbage(fill)
             return False
-        fill.extent.mark(fill.first, sums)
-        self.presence.put(fill.unit, fill.extent, fill.identity)
+        self.presence.fulfil(fill.unit, fill.extent, fill.first, sums, fill.identity)
         self.commit_wanted.set()
         self.health.worked()
         return True
@@ -348,6 +347,11 @@ class Tier:
         self.commit_wanted.set()
         return self.presence.take(units, remember=remember, with_refs=remember and self.on_evict is not None)
 
+    def take_tail(self, unit: Unit, keep_bytes: int) -> Taken | None:
+        """The same for all but the first ``keep_bytes`` of a unit's blocks. None if that would be nothing."""
+        self.commit_wanted.set()
+        return self.presence.take_tail(unit, keep_bytes, with_ref=self.on_evict is not None)
+
     def forget_records(self, content_id: ContentId) -> int:
         """Nothing of that content counts as here any more; returns the accounted bytes. The file stays."""
         freed = self.presence.forget(content_id, self._filling(content_id))
@@ -388,6 +392,11 @@ class Tier:
 
     def has_fills(self, content_id: ContentId) -> bool:
         return content_id in self._fills
+
+    @property
+    def is_active(self) -> bool:
+        """Something is being filled or removed."""
+        return bool(self._fills or self._removing)
 
     def begin_removal(self, content_id: ContentId) -> None:
         self._removing[content_id] = self._removing.get(content_id, 0) + 1
