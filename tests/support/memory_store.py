@@ -84,6 +84,15 @@ class MemoryStore:
         with self._lock:
             return self._objects[key][1]
 
+    def bodies(self) -> dict[str, bytes]:
+        """Everything, by key."""
+        with self._lock:
+            return {key: body for key, (_, body) in self._objects.items()}
+
+    def __contains__(self, key: str) -> bool:
+        with self._lock:
+            return key in self._objects
+
     def keys(self) -> list[str]:
         with self._lock:
             return list(self._order())

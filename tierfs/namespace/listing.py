@@ -98,7 +98,7 @@ def apply_entries(
         return changes
     subdirectories = 0
     for name in dirs:
-        if any_doomed and publish.doomed_row(txn, prefix + encode_path(name) + "/", prefix=True) is not None:
+        if any_doomed and _is_left_behind(txn, directory.ino, prefix, name):
             continue
         subdirectories += _apply_directory(txn, directory, prefix, name, listing, changes)
     for name, info in files:
@@ -320,10 +320,12 @@ def _apply_directory(
 ) -> int:
     """Returns how many subdirectories there are more than before."""
     found = records.find_entry(txn, directory.ino, name)
+    if (found is None or found[2] != stat.S_IFDIR) and publish.is_prefix_needed(
+        txn, key_in(prefix, name, True)
+    ):
+        # Removed or emptied here: what makes it show up is still to be deleted or moved away.
+        return 0
     if found is None:
-        if publish.is_prefix_needed(txn, key_in(prefix, name, True)):
-            # Removed or emptied here: what makes it show up is still to be deleted or moved away.
-            return 0
         new = new_inode(txn, None, listing)
         records.add_inode(txn, new)
         records.put_entry(txn, directory.ino, name, new.ino, stat.S_IFDIR, seq=new.ino)
@@ -392,6 +394,14 @@ def _apply_file(
         return
     new = new_inode(txn, info, listing, like=known)
     replace_file(txn, parent_ino, name, seq, known, new, row_of(info, listing), listing, changes)
+
+
+def _is_left_behind(txn: WriteTransaction, parent_ino: int, prefix: str, name: bytes) -> bool:
+    """Whether a prefix shows up only because a directory was renamed away from it, and no other is there."""
+    if publish.doomed_row(txn, key_in(prefix, name, True), prefix=True) is None:
+        return False
+    found = records.find_entry(txn, parent_ino, name)
+    return found is None or found[2] != stat.S_IFDIR
 
 
 def _is_doomed(txn: WriteTransaction, info: ObjectInfo) -> bool:

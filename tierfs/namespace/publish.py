@@ -74,7 +74,7 @@ def set_object(
     claimed = dirty_row(txn, ino)
     if claimed is not None and claimed.claim:
         _put_dirty(txn, msgspec.structs.replace(claimed, claim=""))
-        disown_key(txn, claimed.claim, ino)
+        _give_up_claim(txn, claimed, now_ns)
     previous = object_of(txn, ino)
     if previous is not None:
         for key, _ in previous.all_keys():
@@ -89,7 +89,7 @@ def set_object(
     for key, _ in row.all_keys():
         owner = owner_of_key(txn, key)
         if owner is not None and owner != ino:
-            disown(txn, owner, key)
+            _take_key(txn, owner, key, now_ns)
     put_object_row(txn, ino, row)
     wanted = key_of(txn, ino)
     for key, _ in row.all_keys():
@@ -124,14 +124,17 @@ def disown(txn: WriteTransaction, ino: int, key: str) -> None:
 
 
 def expected_etag(txn: ReadTransaction, ino: int, key: str) -> str | None:
-    """The ETag that ``key`` should have before this inode is written to it; None: nothing is there."""
+    """The ETag that ``key`` should have before this inode is written to it; None: nothing is there.
+
+    Empty: an upload of ours that never ended may have left something there: write without a condition.
+    """
     row = object_of(txn, ino)
     if row is not None:
         for known, etag in row.all_keys():
             if known == key:
                 return etag
     doomed = doomed_row(txn, key)
-    return doomed.etag if doomed is not None and doomed.etag else None
+    return doomed.etag if doomed is not None else None
 
 
 def object_is_current(txn: ReadTransaction, ino: int) -> bool:
@@ -241,7 +244,7 @@ def forget_dirty(txn: WriteTransaction, ino: int, generation: int) -> bool:
             valid_until_ns = held.confirmed_ns + txn.tables.ttl_ns
             schema.put_inode(txn, schema.replace_inode(inode, flags=flags, valid_until_ns=valid_until_ns))
     if row.claim:
-        _disown_claim(txn, row)
+        _give_up_claim(txn, row, row.since_ns)
     txn.delete(pack_u64(ino), txn.tables.dirty)
     return True
 
@@ -250,17 +253,20 @@ def claim_key(txn: WriteTransaction, ino: int, key: str, now_ns: int) -> bool:
     """An upload of this inode to ``key`` is about to start. False: another inode owns the key, or the
     inode is not dirty; then do not start.
 
-    The claim ends with ``set_object``. A claim left behind by a crash is replaced by the next one; what it
-    may have written is doomed.
+    A directory takes the key of its marker from another directory, which needs it for nothing: it has
+    moved, and gets a new marker. The claim ends with ``set_object``. One left behind by a crash is replaced
+    by the next; what it may have written is doomed.
     """
     row = dirty_row(txn, ino)
     owner = owner_of_key(txn, key)
-    if row is None or owner not in (None, ino):
+    if row is None:
         return False
+    if owner is not None and owner != ino:
+        if not (_is_directory(txn, ino) and _is_directory(txn, owner)):
+            return False
+        _take_key(txn, owner, key, now_ns)
     if row.claim and row.claim != key:
-        _disown_claim(txn, row)
-        if owner_of_key(txn, row.claim) is None and live_inode_at(txn, row.claim) is None:
-            doom(txn, row.claim, "", now_ns)
+        _give_up_claim(txn, row, now_ns)
     _put_dirty(txn, msgspec.structs.replace(row, claim=key))
     txn.put(schema.object_key_digest(key), pack_u64(ino), db=txn.tables.objkey)
     mark_in_store(txn, ino)
@@ -343,8 +349,7 @@ def release(txn: WriteTransaction, ino: int, now_ns: int) -> None:
     dirty = dirty_row(txn, ino)
     if dirty is not None:
         if dirty.claim:
-            _disown_claim(txn, dirty)
-            doom(txn, dirty.claim, "", now_ns)
+            _give_up_claim(txn, dirty, now_ns)
         txn.delete(pack_u64(ino), txn.tables.dirty)
     row = object_of(txn, ino)
     if row is not None:
@@ -356,11 +361,29 @@ def release(txn: WriteTransaction, ino: int, now_ns: int) -> None:
 
 
 
-def _disown_claim(txn: WriteTransaction, row: DirtyRow) -> None:
-    """Give up the claim of an upload, unless the object row says that the key is the inode's anyway."""
+def _take_key(txn: WriteTransaction, owner: int, key: str, now_ns: int) -> None:
+    """``key`` is overwritten although ``owner`` had something there; a directory gets a new marker."""
+    disown(txn, owner, key)
+    if _is_directory(txn, owner):
+        mark_dirty(txn, owner, schema.MOVED, now_ns)
+
+
+def _is_directory(txn: ReadTransaction, ino: int) -> bool:
+    inode = records.find_inode(txn, ino)
+    return inode is not None and inode.is_dir
+
+
+def _give_up_claim(txn: WriteTransaction, row: DirtyRow, now_ns: int) -> None:
+    """An upload to the claimed key may have ended without a record of it: then that object has to go.
+
+    If the inode owns the key by its object row, or another one has taken it, nothing is left of the claim.
+    """
     held = object_of(txn, row.ino)
-    if held is None or all(key != row.claim for key, _ in held.all_keys()):
+    if held is not None and any(key == row.claim for key, _ in held.all_keys()):
+        return
+    if owner_of_key(txn, row.claim) in (None, row.ino):
         disown_key(txn, row.claim, row.ino)
+        doom(txn, row.claim, "", now_ns)
 
 
 def _put_dirty(txn: WriteTransaction, row: DirtyRow) -> None:
