@@ -6,6 +6,7 @@ For model tests: the bytes of an inode are its number, so that what ends under a
 from __future__ import annotations
 
 import stat
+from functools import partial
 
 from tests.support.namespace import Namespace
 from tierfs.namespace import publish, records, schema
@@ -34,7 +35,7 @@ def publish_one(ns: Namespace, ino: int, *, crash: bool = False) -> bool:
         return False
     infos: list[ObjectInfo] = []
     for key in keys:
-        if not ns.change(lambda txn, key=key: publish.claim_key(txn, ino, key, ns.clock.ns)):
+        if not ns.change(partial(publish.claim_key, ino=ino, key=key, now_ns=ns.clock.ns)):
             return False
         with ns.db.read() as txn:
             expected = publish.expected_etag(txn, ino, key)
@@ -95,7 +96,7 @@ def delete_doomed(ns: Namespace) -> None:
             continue
         if not row.prefix:
             ns.store.delete(row.key)
-        ns.change(lambda txn, row=row: publish.forget_doomed(txn, row))
+        ns.change(partial(publish.forget_doomed, row=row))
 
 
 def park_one(ns: Namespace) -> bool:
