@@ -166,7 +166,7 @@ def probe(path: str, timeout_s: float = 2.0) -> Liveness:
     if child == 0:
         code = 0
         try:
-            os.statvfs(path)  # os.stat may be answered by the kernel, for as long as it believes the attributes
+            os.statvfs(path)  # os.stat may be answered by the kernel alone, from what it has cached
         except OSError as error:
             code = 1 if error.errno in {errno.ENOTCONN, errno.ECONNABORTED} else 0
         finally:
