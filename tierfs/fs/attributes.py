@@ -54,7 +54,7 @@ class Attributes:
         """The attributes of an inode, with what an open file has not saved yet."""
         with self._db.read() as txn:
             inode = tree.get(txn, ino)
-        return self._services.contents.overlay(inode)
+        return self._services.view(inode)
 
     async def set(self, ino: int, change: AttributeChange, caller: Caller) -> Inode:
         """Apply a change; permission has been checked by the kernel (``default_permissions``)."""
@@ -66,18 +66,22 @@ class Attributes:
         owner_changes = change.uid is not None or change.gid is not None
 
         def apply(txn: WriteTransaction) -> Inode:
-            inode = tree.get(txn, ino)
+            inode = self._services.view(tree.get(txn, ino))
             mode = change.mode
             if mode is not None:
                 mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
             elif owner_changes or (change.size_bytes is not None and caller.uid != 0):
                 mode = mode_without_privileges(inode.mode)
+            # The first change makes the defaults of this mount the attributes of this inode.
+            settles = not inode.flags & schema.META_KNOWN
+            if settles and mode is None:
+                mode = inode.mode
             return tree.set_attributes(
                 txn,
                 ino,
                 mode=mode,
-                uid=change.uid,
-                gid=change.gid,
+                uid=inode.uid if change.uid is None and settles else change.uid,
+                gid=inode.gid if change.gid is None and settles else change.gid,
                 atime_ns=change.atime_ns,
                 mtime_ns=change.mtime_ns,
                 now_ns=now_ns,
@@ -90,7 +94,7 @@ class Attributes:
         if content is not None:
             content.mtime_ns, content.ctime_ns = inode.mtime_ns, inode.ctime_ns
         self._services.publisher.note(ino)
-        return self._services.contents.overlay(inode)
+        return self._services.view(inode)
 
     async def _set_size(self, ino: int, size_bytes: int) -> None:
         if not 0 <= size_bytes <= MAX_FILE_SIZE_BYTES:

@@ -34,7 +34,7 @@ class Names:
         found = self._refresher.lookup_local(parent, name)
         if found is None:
             found = await self._services.interrupts.guard(self._refresher.lookup, parent, name)
-        return self._services.contents.overlay(found)
+        return self._services.view(found)
 
     async def create(
         self,
@@ -77,7 +77,7 @@ class Names:
         inode = await self._db.commit(lambda txn: tree.link(txn, ino, parent, name, now_ns=now_ns))
         self._services.orphans.discard(ino)
         self._services.publisher.note(ino)
-        return self._services.contents.overlay(inode)
+        return self._services.view(inode)
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name; the inode lives on while it has others, or is open."""
@@ -164,8 +164,8 @@ class Names:
         """The next entries after ``after_cookie``, with the cookie of each; empty at the end."""
         with self._db.read() as txn:
             entries = tree.readdir(txn, ino, after_cookie, DIRECTORY_PAGE)
-        overlay = self._services.contents.overlay
-        return [(name, cookie, overlay(inode)) for name, cookie, inode in entries]
+        view = self._services.view
+        return [(name, cookie, view(inode)) for name, cookie, inode in entries]
 
     def directory_inodes(self, ino: int) -> tuple[Inode, Inode]:
         """The inodes of ``.`` and ``..``."""

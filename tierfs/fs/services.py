@@ -52,6 +52,22 @@ class Services:
     orphans: set[int] = field(default_factory=set)
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
 
+    def view(self, inode: Inode) -> Inode:
+        """``inode`` as the application sees it: with what is not saved yet, and with today's defaults.
+
+        Mode and owner of an object that carries none follow the options of this mount, not of the one
+        that listed it first.
+        """
+        inode = self.contents.overlay(inode)
+        if inode.flags & schema.META_KNOWN:
+            return inode
+        settings = self.settings
+        permissions = settings.dir_mode if inode.is_dir else settings.file_mode
+        mode = stat.S_IFMT(inode.mode) | permissions
+        if (inode.mode, inode.uid, inode.gid) == (mode, settings.uid, settings.gid):
+            return inode
+        return schema.replace_inode(inode, mode=mode, uid=settings.uid, gid=settings.gid)
+
     def attr_timeout_s(self, inode: Inode) -> float:
         """How long the kernel may believe an entry and its attributes without asking."""
         left_s = (inode.valid_until_ns - self.now_ns()) / 1e9

@@ -21,6 +21,7 @@ from tierfs.control import registry
 from tierfs.control.server import ControlServer
 from tierfs.errors import MountError
 from tierfs.fs.ops import TierfsOperations
+from tierfs.mount import gauges
 from tierfs.mount.handlers import Handlers
 from tierfs.mount.parts import Parts, open_parts
 from tierfs.mount.recovery import recover
@@ -44,7 +45,10 @@ def run(settings: Settings, *, on_ready: OnReady) -> int:
         raise MountError(f"--front native: {FRONT_WHY}; use --front python or auto")
     os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
     with registry.hold_state_dir(Path(settings.state_dir)):
-        return trio.run(Engine(settings, on_ready).serve, strict_exception_groups=False)
+        try:
+            return trio.run(Engine(settings, on_ready).serve)
+        except BaseExceptionGroup as group:
+            raise _only(group) from None
 
 
 class Engine:
@@ -55,6 +59,7 @@ class Engine:
         self._on_ready = on_ready
         self._mounted = False
         self._stop_asked = False
+        self._last_drain: trio.CancelScope | None = None
         self.front_why = FRONT_WHY
         self.grace_s = math.inf
         """How long the last drain may take; set by an ``unmount`` notice."""
@@ -70,6 +75,7 @@ class Engine:
             nursery.start_soon(parts.kernel.run)
             nursery.start_soon(parts.publisher.run)
             parts.start(nursery)
+            gauges.register(parts)
             record = registry.record_for(self._settings, front="python")
             server = ControlServer(Path(record.socket_path), owner_uid=os.getuid())
             Handlers(parts, self, nursery).register(server)
@@ -133,15 +139,16 @@ class Engine:
             await parts.contents.save(handle.content)
             if handle.can_write:
                 handle.content.writers = 0
-        with trio.move_on_after(self.grace_s) as scope:
+        with trio.move_on_after(self.grace_s) as self._last_drain:
             await parts.publisher.drain(self._tell_systemd)
+        parts.store.stop_retrying()
         left, left_bytes = parts.publisher.backlog()
         if left:
             log.warning(
                 "stopped before everything was in the store; the rest is kept for the next mount",
                 files=len(left),
                 bytes=left_bytes,
-                time_up=scope.cancelled_caught,
+                time_up=self._last_drain.cancelled_caught,
             )
 
     def _tell_systemd(self, files: int, size_bytes: int) -> None:
@@ -155,14 +162,28 @@ class Engine:
             async for number in signals:
                 if self._stop_asked:
                     log.warning("told twice to stop: the backlog is kept for the next mount")
-                    self.grace_s = 0.0
-                    raise KeyboardInterrupt
+                    self.set_grace(0.0)
+                    continue
                 log.info("told to stop", signal=signal.Signals(number).name)
                 self.stop(math.inf)
+
+    def set_grace(self, grace_s: float) -> None:
+        """How long the last drain may take from now on, also when it is running already."""
+        self.grace_s = grace_s
+        if self._last_drain is not None:
+            self._last_drain.deadline = trio.current_time() + grace_s
 
     def stop(self, grace_s: float) -> None:
         """End the mount: no more requests, then a drain of at most ``grace_s`` seconds."""
         self._stop_asked = True
-        self.grace_s = grace_s
+        self.set_grace(grace_s)
         if self._mounted:
             pyfuse3.terminate()
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception inside a nest of groups; the group itself if there are several."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -159,7 +159,7 @@ class Handlers:
         if request.mode == "force":
             self._engine.stop(request.grace_s)
         else:
-            self._engine.grace_s = request.grace_s
+            self._engine.set_grace(request.grace_s)
         return p.UnmountReply(pid=os.getpid(), remaining_files=len(left), remaining_bytes=left_bytes)
 
     async def import_prefix(self, request: p.ImportRequest, report: Report) -> p.ImportReply:

@@ -112,8 +112,13 @@ async def open_parts(
     refresher = Refresher(db, store, settings, prefix, now_ns, remote.report)
     unfinished = UnfinishedUploads(state_dir / "uploads", store)
     uploader = Uploader(
-        store, unfinished, concurrency=settings.upload_concurrency, part_size_bytes=settings.part_size_bytes
+        store,
+        unfinished,
+        concurrency=settings.upload_concurrency,
+        part_size_bytes=settings.part_size_bytes,
+        memory_bytes=settings.memory_budget_bytes // 2,
     )
+    deletions = Deletions(db, store, now_ns)
     writer = ObjectWriter(
         db,
         store,
@@ -122,10 +127,11 @@ async def open_parts(
         uploader,
         now_ns,
         on_renamed=lambda parent, old, new: kernel.entry_gone(parent, old),
+        is_deleting=deletions.is_deleting,
     )
-    deletions = Deletions(db, store, now_ns)
     publisher = Publisher(db, store, contents, writer, deletions, settings, now_ns)
     deletions.on_progress = publisher.note_progress
+    deletions.on_needed = publisher.note_now
     cache.set_drain(publisher.make_room)
     readahead = ReadAheadTable(cache, settings, following=following_in(db), metrics=metrics)
     services = Services(
@@ -179,7 +185,7 @@ async def own_root(db: Database, settings: Settings) -> None:
 
 def _space_of(settings: Settings) -> Callable[[], tuple[int, int]]:
     """How ``df`` learns total and free bytes: of the directory's file system, or of a limitless bucket."""
-    if settings.source.startswith("file://"):
+    if not settings.source.startswith("s3://"):
         directory = settings.source.removeprefix("file://")
 
         def of_directory() -> tuple[int, int]:

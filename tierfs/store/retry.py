@@ -111,6 +111,10 @@ class RetryingStore:
         """The error of the last attempt if it was a transient one, else None: is the store well?"""
         return self._last_error
 
+    def stop_retrying(self) -> None:
+        """From now on the first failure of a request is its last: the mount ends."""
+        self._closing.set()
+
     def close(self) -> None:
         self._closing.set()
         self.inner.close()

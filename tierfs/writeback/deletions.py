@@ -8,6 +8,7 @@ prefix) go when nothing below it is owned any more; what others put there meanwh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 import trio
@@ -15,8 +16,8 @@ import trio
 from tierfs.errors import StoreError
 from tierfs.namespace import publish, schema
 from tierfs.namespace.db import Database
-from tierfs.namespace.transaction import WriteTransaction
-from tierfs.store.base import ObjectStore
+from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
+from tierfs.store.base import ListPage, ObjectStore
 
 log = structlog.get_logger(__name__)
 
@@ -39,8 +40,14 @@ class Deletions:
         self._now_ns = now_ns
         self._wake_at = float("inf")
         self._event = trio.Event()
+        self._deleting: set[str] = set()
         self.on_progress = on_progress
+        self.on_needed: Callable[[int], None] = lambda ino: None
+        """Called with an inode that has to be published before a key can go."""
         self.failing = False
+        self.sweeps = 0
+        self.stalled = False
+        """The last sweep left rows and could do nothing about any."""
         self.deleted_count = 0
 
     def note(self, delay_s: float) -> None:
@@ -79,23 +86,34 @@ class Deletions:
     async def _sweep(self) -> bool:
         """One pass over all rows. True when rows were left that have to wait."""
         cursor: bytes | None = None
-        left = False
+        left = moved = False
         while True:
             with self._db.read() as txn:
                 rows, cursor = publish.doomed_entries(txn, cursor, BATCH_KEYS)
                 free = [row for row in rows if not row.prefix and not publish.is_key_needed(txn, row.key)]
-                waiting = [row for row in rows if not row.prefix and publish.owner_of_key(txn, row.key)]
-            left = left or bool(waiting)
-            if free:
-                await self._delete(free)
-            replaced = [row for row in rows if not row.prefix and row not in free and row not in waiting]
-            if replaced:
-                await self._forget(replaced)
+                # From here until the store has answered nobody may write these keys: see ``is_deleting``.
+                self._deleting.update(row.key for row in free)
+            try:
+                if free:
+                    await self._delete(free)
+            finally:
+                self._deleting.difference_update(row.key for row in free)
+            needed = [row for row in rows if not row.prefix and row not in free]
+            if needed and await self._forget(needed) < len(needed):
+                await self._hurry(needed)
+                left = True
             for row in rows:
                 if row.prefix and not await self._finish_prefix(row):
                     left = True
+            moved = moved or bool(free)
             if cursor is None:
+                self.sweeps += 1
+                self.stalled = left and not moved
                 return left
+
+    def is_deleting(self, key: str) -> bool:
+        """A request that deletes ``key`` is under way: what is written there now might go with it."""
+        return key in self._deleting
 
     async def _delete(self, rows: Sequence[schema.DoomedRow]) -> None:
         keys = [row.key for row in rows]
@@ -106,21 +124,43 @@ class Deletions:
         if failures:
             raise StoreError(f"{failures[0].key}: not deleted: {failures[0].message}")
 
-    async def _forget(self, rows: Sequence[schema.DoomedRow]) -> None:
-        def forget(txn: WriteTransaction) -> None:
-            for row in rows:
-                publish.forget_doomed(txn, row)
+    async def _forget(self, rows: Sequence[schema.DoomedRow]) -> int:
+        """Drop the rows that are done with; returns how many were."""
 
-        await self._db.commit(forget)
+        def forget(txn: WriteTransaction) -> int:
+            return sum(publish.forget_doomed(txn, row) for row in rows if not _is_owned(txn, row))
+
+        return await self._db.commit(forget)
+
+    async def _hurry(self, rows: Sequence[schema.DoomedRow]) -> None:
+        """Whoever lives at, or still owns, these keys has to be published: make sure that it will be."""
+
+        def mark(txn: WriteTransaction) -> list[int]:
+            marked: list[int] = []
+            for row in rows:
+                ino = publish.owner_of_key(txn, row.key) or publish.live_inode_at(txn, row.key)
+                if ino is not None and not publish.is_dirty(txn, ino):
+                    publish.mark_dirty(txn, ino, schema.MOVED, self._now_ns())
+                    marked.append(ino)
+            return marked
+
+        for ino in await self._db.commit(mark):
+            self.on_needed(ino)
 
     async def _finish_prefix(self, row: schema.DoomedRow) -> bool:
         """A renamed directory's old prefix: done when everything below has moved away."""
         with self._db.read() as txn:
             if publish.is_prefix_needed(txn, row.key):
                 return False
-        markers = await self._markers_below(row.key)
-        if markers:
-            await trio.to_thread.run_sync(self._store.delete_many, markers)
+        found = await self._markers_below(row.key)
+        with self._db.read() as txn:
+            markers = [key for key in found if not publish.is_key_needed(txn, key)]
+            self._deleting.update(markers)
+        try:
+            if markers:
+                await trio.to_thread.run_sync(self._store.delete_many, markers)
+        finally:
+            self._deleting.difference_update(markers)
         await self._forget([row])
         return True
 
@@ -129,16 +169,15 @@ class Deletions:
         markers: list[str] = []
         token: str | None = None
         while True:
-
-            def page(token: str | None = token) -> object:
-                return self._store.list_page(prefix, recursive=True, token=token)
-
-            found = await trio.to_thread.run_sync(page)
-            markers += [
-                info.key
-                for info in found.objects  # type: ignore[attr-defined]
-                if info.key.endswith("/") and info.size_bytes == 0
-            ]
-            token = found.next_token  # type: ignore[attr-defined]
+            found = await trio.to_thread.run_sync(partial(self._page, prefix, token))
+            markers += [i.key for i in found.objects if i.key.endswith("/") and i.size_bytes == 0]
+            token = found.next_token
             if token is None:
                 return markers
+
+    def _page(self, prefix: str, token: str | None) -> ListPage:
+        return self._store.list_page(prefix, recursive=True, token=token)
+
+
+def _is_owned(txn: ReadTransaction, row: schema.DoomedRow) -> bool:
+    return not row.prefix and publish.owner_of_key(txn, row.key) is not None

@@ -63,6 +63,7 @@ class ObjectWriter:
         uploader: Uploader,
         now_ns: Callable[[], int],
         on_renamed: Callable[[int, bytes, bytes], None],
+        is_deleting: Callable[[str], bool],
     ) -> None:
         self._db = db
         self._store = store
@@ -71,6 +72,7 @@ class ObjectWriter:
         self._uploader = uploader
         self._now_ns = now_ns
         self._on_renamed = on_renamed
+        self._is_deleting = is_deleting
         self.conflicts = 0
 
     async def publish_file(self, inode: Inode, row: schema.DirtyRow, *, force: bool) -> None:
@@ -240,9 +242,12 @@ class ObjectWriter:
         An object that another, renamed inode still needs as its source is not overwritten: that inode goes
         first. Two that need each other's key are parted by parking one object.
         """
+        if self._is_deleting(key):
+            raise NotYet(f"{key}: the object that was there is being deleted")
         with self._db.read() as txn:
             owner = publish.owner_of_key(txn, key)
-            if owner == ino:
+            row = publish.dirty_row(txn, ino)
+            if owner == ino and row is not None and row.claim in ("", key):
                 return
             cycle = owner is not None and self._waits_for(txn, owner, ino)
         if cycle and owner is not None:
@@ -314,6 +319,7 @@ class ObjectWriter:
         if not keys or not keys[0].rstrip("/"):
             await self._db.commit(lambda txn: publish.forget_dirty(txn, ino, row.generation))
             return
+        await self._claim(keys[0], ino)
         info = await self._put_body(inode, keys[0], b"")
         await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=[]))
 

@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from tierfs.config import Settings
-from tierfs.errors import NotFound, StoreError, TierfsError
+from tierfs.errors import NotFound, StoreError, StoreUnsupported, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
@@ -86,6 +86,10 @@ class Publisher:
         heapq.heappush(self._due, (at, ino))
         self._wake.set()
 
+    def note_now(self, ino: int) -> None:
+        """``ino`` has to be published soon: somebody waits for it."""
+        self.note(ino, 0.0)
+
     def note_deletion(self) -> None:
         """A key has been doomed; it goes after the upload delay."""
         self._deletions.note(self._settings.upload_delay_s)
@@ -151,6 +155,15 @@ class Publisher:
             self.note(ino)
         except NotYet:
             self.note(ino, RETRY_SOON_S)
+        except StoreUnsupported as error:
+            # A store of directories cannot hold ``x`` beside ``x/y``: what was there has to go first.
+            with self._db.read() as txn:
+                waits = publish.doomed_count(txn) > 0
+            if waits:
+                self._deletions.note(0.0)
+                self.note(ino, RETRY_SOON_S)
+            else:
+                self._failed(ino, error)
         except TierfsError as error:
             self._failed(ino, error)
         except Exception:
@@ -253,6 +266,7 @@ class Publisher:
         """
         await self._note_all(0.0)
         self._deletions.note(0.0)
+        sweeps = self._deletions.sweeps
         attempts = {ino: failure.attempts for ino, failure in self.failures.items()}
         while True:
             event = self._progress
@@ -269,7 +283,8 @@ class Publisher:
             ]
             if left and len(stuck) == len(left):
                 return False
-            if not left and self._deletions.failing:
+            stalled = self._deletions.stalled and self._deletions.sweeps > sweeps + 1
+            if not left and (self._deletions.failing or stalled):
                 return False
             with trio.move_on_after(0.5):
                 await event.wait()

@@ -12,13 +12,15 @@ Source of sizes and limits: S3 user guide, "Amazon S3 multipart upload limits".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
+from tierfs.cache.memory import ByteBudget
 from tierfs.errors import TierfsError
 from tierfs.store.base import Condition, ObjectStore, Part, part_size_for
 from tierfs.types import ObjectInfo
@@ -38,13 +40,19 @@ class Uploader:
     """Sends objects with bounded parallelism. Trio thread; store calls run in worker threads."""
 
     def __init__(
-        self, store: ObjectStore, unfinished: UnfinishedUploads, *, concurrency: int, part_size_bytes: int
+        self,
+        store: ObjectStore,
+        unfinished: UnfinishedUploads,
+        *,
+        concurrency: int,
+        part_size_bytes: int,
+        memory_bytes: int,
     ) -> None:
         self._store = store
         self._unfinished = unfinished
         self._limiter = trio.CapacityLimiter(concurrency)
-        # A slot is held from before a body is read into memory until it is sent.
-        self._slots = trio.Semaphore(concurrency)
+        # Bytes are taken from before a body is read into memory until it is sent.
+        self._memory = ByteBudget(memory_bytes)
         self._concurrency = concurrency
         self._part_size_bytes = part_size_bytes
         self.bytes_sent = 0
@@ -64,7 +72,7 @@ class Uploader:
         ``PreconditionFailed`` (somebody else wrote the key) and any other ``StoreError``.
         """
         if size_bytes <= self._part_size_bytes:
-            async with self._slots:
+            async with self._holding(size_bytes):
                 body = await _read_exactly(read, 0, size_bytes)
                 if not unchanged():
                     raise ContentChanged(f"{key}: changed while it was read for upload")
@@ -93,8 +101,9 @@ class Uploader:
         async def send() -> None:
             for number in numbers:
                 offset = (number - 1) * part_size
-                async with self._slots:
-                    body = await _read_exactly(read, offset, min(part_size, size_bytes - offset))
+                length = min(part_size, size_bytes - offset)
+                async with self._holding(length):
+                    body = await _read_exactly(read, offset, length)
                     if not unchanged():
                         raise ContentChanged(f"{key}: changed while it was read for upload")
                     request = partial(self._store.upload_part, key, upload_id, number, body)
@@ -115,6 +124,14 @@ class Uploader:
             raise
         await self.call(lambda: self._unfinished.done(note))
         return info
+
+    @asynccontextmanager
+    async def _holding(self, size_bytes: int) -> AsyncIterator[None]:
+        await self._memory.acquire(size_bytes)
+        try:
+            yield
+        finally:
+            self._memory.release(size_bytes)
 
     async def _abort(self, key: str, upload_id: str, note: Path) -> None:
         try:
