@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from tierfs.errors import NotFound
 from tierfs.namespace import tree
 from tierfs.namespace.check import problems
-from tierfs.namespace.db import Database
+from tierfs.namespace.db import Database, WriteTransaction
+from tierfs.types import ROOT_INO
 
 ROUNDS = 12
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -78,6 +80,38 @@ def test_acknowledged_changes_survive_kill_9_at_random_moments(tmp_path: Path) -
     assert len(expected) > 100
     with Database.open(tmp_path) as db:
         assert db.clean_close
+
+
+HEADER_BYTES = 2 * 4096
+"""LMDB's two meta pages, of which each commit writes one, after its other pages are on the device."""
+
+
+def test_a_power_cut_before_the_header_reached_the_device_loses_only_the_last_commit(tmp_path: Path) -> None:
+    copies = tmp_path / "copies"
+    with Database.open(tmp_path / "state") as db:
+        data = db.directory / "namespace.lmdb" / "data.mdb"
+        for number in range(30):
+            header = data.read_bytes()[:HEADER_BYTES]
+
+            def step(txn: WriteTransaction, number: int = number) -> None:
+                for name in (b"a%d" % number, b"b%d" % number):
+                    tree.create(
+                        txn, ROOT_INO, name, mode=stat.S_IFREG | 0o644, uid=0, gid=0, now_ns=1
+                    )
+                if number >= 3:
+                    tree.unlink(txn, ROOT_INO, b"b%d" % (number - 3), now_ns=1)
+
+            db.commit_now(step)
+            # The other pages of this commit are on the device, its header is not.
+            after_cut = copies / str(number) / "namespace.lmdb"
+            after_cut.mkdir(parents=True)
+            (after_cut / "data.mdb").write_bytes(header + data.read_bytes()[HEADER_BYTES:])
+    for number in range(30):
+        with Database.open(copies / str(number)) as db, db.read() as txn:
+            assert list(problems(txn)) == []
+            names = {name for name, _, _ in tree.readdir(txn, ROOT_INO, 0, 1000)}
+        kept = range(number)
+        assert names == {b"a%d" % n for n in kept} | {b"b%d" % n for n in kept if n > number - 4}
 
 
 def test_a_reboot_in_between_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
