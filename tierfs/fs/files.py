@@ -104,6 +104,8 @@ class Files:
 
     async def _truncate(self, content: FileContent, inode: Inode, caller: Caller) -> None:
         await self._contents.truncate(content, 0)
+        # Also of a file that was empty: open(O_TRUNC) sets the times, as on ext4.
+        self._contents.touch(content, 0)
         if caller.uid != 0 and mode_without_privileges(inode.mode) != inode.mode:
             await self._drop_privileges(inode.ino)
         await self._contents.save(content)

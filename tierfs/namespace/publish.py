@@ -102,6 +102,12 @@ def set_object(
     return True
 
 
+def file_system_id(txn: ReadTransaction) -> str:
+    """Names this namespace among all that write to the bucket (32 hex digits)."""
+    raw: bytes = txn.get(schema.META_UUID, None, txn.tables.meta)
+    return raw.hex()
+
+
 def disown(txn: WriteTransaction, ino: int, key: str) -> None:
     """``key`` holds somebody else's object now: the inode does not own it any more."""
     disown_key(txn, key, ino)

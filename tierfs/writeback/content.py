@@ -13,7 +13,8 @@ instead of writing into a file that is about to become immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -78,7 +79,8 @@ class ContentTable:
         self._cache = cache
         self._now_ns = now_ns
         self._contents: dict[int, FileContent] = {}
-        self._opening: dict[int, trio.Event] = {}
+        self._changing: dict[int, trio.Event] = {}
+        """Inodes whose staging file is being opened or closed right now."""
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -98,7 +100,7 @@ class ContentTable:
 
     async def acquire(self, ino: int) -> FileContent:
         """The content of that regular file, one use counted; ``release`` it. Raises ``NotFound``."""
-        while (event := self._opening.get(ino)) is not None:
+        while (event := self._changing.get(ino)) is not None:
             await event.wait()
         content = self._contents.get(ino)
         if content is None:
@@ -122,8 +124,7 @@ class ContentTable:
         if not content.local:
             self._contents[ino] = content
             return content
-        event = self._opening[ino] = trio.Event()
-        try:
+        with self._changing_now(ino):
             content.staging = await self._cache.open_staging(content.content_id)
             if content.staging is not None and content.staging.size_bytes != content.size_bytes:
                 # The file on disk is the truth: the record is only written at flush, fsync and close.
@@ -131,8 +132,14 @@ class ContentTable:
                 content.unsaved = True
             self._contents[ino] = content
             return content
+
+    @contextmanager
+    def _changing_now(self, ino: int) -> Iterator[None]:
+        event = self._changing[ino] = trio.Event()
+        try:
+            yield
         finally:
-            del self._opening[ino]
+            del self._changing[ino]
             event.set()
 
     async def release(self, content: FileContent) -> None:
@@ -143,10 +150,11 @@ class ContentTable:
         if self._contents.get(content.ino) is content:
             del self._contents[content.ino]
         staging, content.staging = content.staging, None
-        if content.unlinked:
-            await self._drop(content, staging)
-        elif staging is not None:
-            await staging.close()
+        with self._changing_now(content.ino):
+            if content.unlinked:
+                await self._drop(content, staging)
+            elif staging is not None:
+                await staging.close()
 
     async def _drop(self, content: FileContent, staging: Staging | None) -> None:
         if staging is not None:
@@ -158,6 +166,8 @@ class ContentTable:
         """The last name of ``inode`` is gone: its bytes go now, or when the last user leaves."""
         if not inode.is_regular:
             return
+        while (event := self._changing.get(inode.ino)) is not None:
+            await event.wait()
         content = self._contents.get(inode.ino)
         if content is not None:
             content.unlinked = True
@@ -176,22 +186,23 @@ class ContentTable:
         assert staging is not None
         if not staging.write_nowait(offset, data):
             await staging.write(offset, data)
-        self._touched(content, staging.size_bytes)
+        self.touch(content, staging.size_bytes)
         return len(data)
 
     async def truncate(self, content: FileContent, size_bytes: int) -> None:
-        """Set the size; what is cut off is gone, what is added reads as zeros."""
+        """Set the size; what is cut off is gone, what is added reads as zeros. Same size: nothing happens."""
+        if size_bytes == content.size_bytes:
+            return
         if content.staging is None or content.sealing:
-            if size_bytes == 0 and content.size_bytes == 0 and content.local:
-                return
             await self._begin_write(content, keep=size_bytes > 0)
         staging = content.staging
         assert staging is not None
         if staging.size_bytes != size_bytes:
             await staging.truncate(size_bytes)
-        self._touched(content, size_bytes)
+        self.touch(content, size_bytes)
 
-    def _touched(self, content: FileContent, size_bytes: int) -> None:
+    def touch(self, content: FileContent, size_bytes: int) -> None:
+        """The bytes have changed just now."""
         content.size_bytes = size_bytes
         content.mtime_ns = content.ctime_ns = self._now_ns()
         content.unsaved = True

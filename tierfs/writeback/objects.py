@@ -4,7 +4,7 @@ A regular file is one object per name; a symbolic link is an object whose body i
 made here is a zero-byte marker ``dir/``; a fifo, socket or device is an empty object. Mode, owner and
 mtime travel as user metadata under the names that s3fs and rclone use (``mode``, ``uid``, ``gid``,
 ``mtime``), so that other tools, and a rebuilt namespace, can have them back. ``tierfs-content`` names the
-content that was written: it tells our own upload from somebody else's when an answer was lost.
+node and the content that was written: it tells our own upload from somebody else's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.store.base import Condition, ObjectStore
-from tierfs.types import Inode, ObjectInfo, ObjectRef
+from tierfs.types import ContentId, Inode, ObjectInfo, ObjectRef
 from tierfs.writeback.content import ContentTable, FileContent
 from tierfs.writeback.upload import Uploader
 
@@ -65,6 +65,8 @@ class ObjectWriter:
         on_renamed: Callable[[int, bytes, bytes], None],
         is_deleting: Callable[[str], bool],
     ) -> None:
+        with db.read() as txn:
+            self._node = publish.file_system_id(txn)
         self._db = db
         self._store = store
         self._cache = cache
@@ -114,7 +116,7 @@ class ObjectWriter:
             async def read(offset: int, length: int) -> bytes:
                 return await staging.read(offset, length) if staging is not None else b""
 
-            tag = f"{content.content_id.hex()}-{os.urandom(4).hex()}"
+            tag = self._tag(content.content_id)
             inode = self._contents.overlay(inode)
             info = await self._put_conditionally(
                 inode,
@@ -200,13 +202,18 @@ class ObjectWriter:
                 condition = Condition(if_absent=True)
             elif (found.metadata or {}).get(CONTENT_METADATA) == tag:
                 return found
-            elif (found.metadata or {}).get(CONTENT_METADATA, "").startswith(inode.content_id.hex()):
+            elif (found.metadata or {}).get(CONTENT_METADATA, "").startswith(self._node):
+                # An earlier upload of ours, whose answer was lost or whose file has gone since.
                 condition = Condition(if_match=found.etag)
             elif condition.if_match == found.etag:
                 raise StoreError(f"{key}: the store refuses a condition that holds")
             else:
                 await self._move_aside(inode, key)
         raise StoreError(f"{key}: the object keeps changing while it is uploaded")
+
+    def _tag(self, content_id: ContentId) -> str:
+        """Names this node, the content, and this attempt."""
+        return f"{self._node}-{content_id.hex()}-{os.urandom(4).hex()}"
 
     async def _head(self, key: str) -> ObjectInfo | None:
         try:
@@ -289,8 +296,7 @@ class ObjectWriter:
 
     async def _copy(self, inode: Inode, source: ObjectInfo, key: str) -> ObjectInfo:
         """Move or re-label an object on the server; its bytes stay there."""
-        tag = f"{inode.content_id.hex()}-0"
-        metadata = object_metadata(inode, tag)
+        metadata = object_metadata(inode, self._tag(inode.content_id))
         return await self._run(lambda: self._store.copy(source, key, metadata=metadata))
 
     async def _copy_links(self, inode: Inode, info: ObjectInfo, keys: list[str]) -> list[ObjectInfo]:
@@ -308,7 +314,7 @@ class ObjectWriter:
         return await self._put_body(inode, key, body)
 
     async def _put_body(self, inode: Inode, key: str, body: bytes) -> ObjectInfo:
-        metadata = object_metadata(inode, f"{inode.content_id.hex()}-0")
+        metadata = object_metadata(inode, self._tag(inode.content_id))
         return await self._run(lambda: self._store.put(key, body, metadata=metadata))
 
     async def publish_marker(self, ino: int, row: schema.DirtyRow) -> None:
