@@ -137,7 +137,7 @@ class StagingArea:
             stale = self.tier.files.detach(ref.content_id)
             try:
                 with trio.CancelScope(shield=True):
-                    sidecar, allocated = await self.dirty.call(
+                    sidecar, allocated, entry.sidecar_bytes = await self.dirty.call(
                         _convert, self.dirty.directory, content_id, ref, source, words, stale)
             except BaseException:
                 del self.dirty.entries[content_id]
@@ -177,12 +177,13 @@ def _scan(directory: str) -> dict[ContentId, Entry]:
             except BadSidecar as error:
                 _log.error("dirty content with a damaged sidecar; kept aside", path=path, reason=str(error))
                 continue
+            extra = sidecar.allocated_bytes
             sidecar.close()
             size, allocated = sidecar.base.size_bytes, 0
             if f"{stem}.part" in names:
                 info = os.stat(f"{directory}/{stem}.part")
                 size, allocated = info.st_size, info.st_blocks * 512
-            found[content_id] = Entry(size, allocated, sidecar.base, named=True)
+            found[content_id] = Entry(size, allocated, sidecar.base, named=True, sidecar_bytes=extra)
         elif suffix == "part" and f"{stem}.base" not in names:
             _log.error("dirty bytes without their sidecar; kept aside", path=path)
     return found
@@ -194,8 +195,11 @@ def _create(path: str) -> int:
 
 
 def _convert(directory: str, content_id: ContentId, base: ObjectRef, source: str | None,
-             words: dict[int, int], stale_fd: int | None) -> tuple[Sidecar, int]:
-    """Worker thread: (sidecar, bytes on the device). See ``staging`` for the order of the steps."""
+             words: dict[int, int], stale_fd: int | None) -> tuple[Sidecar, int, int]:
+    """Worker thread: (sidecar, bytes of the data file and of the sidecar on the device).
+
+    See ``staging`` for the order of the steps.
+    """
     if stale_fd is not None:
         os.close(stale_fd)
     name = f"{directory}/{content_id.hex()}"
@@ -221,7 +225,7 @@ def _convert(directory: str, content_id: ContentId, base: ObjectRef, source: str
     except BaseException:
         sidecar.close()
         raise
-    return sidecar, allocated
+    return sidecar, allocated, sidecar.allocated_bytes
 
 
 def _reopen(directory: str, content_id: ContentId, part: str) -> Sidecar:

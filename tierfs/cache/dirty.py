@@ -54,12 +54,14 @@ class BaseReader(Protocol):
 class Entry:
     """One dirty content, open or not."""
 
-    __slots__ = ("allocated_bytes", "base", "named", "size_bytes", "unsynced")
+    __slots__ = ("allocated_bytes", "base", "named", "sidecar_bytes", "size_bytes", "unsynced")
 
-    def __init__(self, size_bytes: int, allocated_bytes: int, base: ObjectRef | None, *, named: bool) -> None:
+    def __init__(self, size_bytes: int, allocated_bytes: int, base: ObjectRef | None, *, named: bool,
+                 sidecar_bytes: int = 0) -> None:
         self.size_bytes = size_bytes
         """As it was when last closed."""
-        self.allocated_bytes = allocated_bytes
+        self.allocated_bytes = allocated_bytes + sidecar_bytes
+        self.sidecar_bytes = sidecar_bytes
         self.base = base
         self.named = named
         """Its name is durable."""
@@ -150,16 +152,17 @@ class DirtyFiles:
     # room
 
     def allocated_bytes(self, content_id: ContentId) -> int:
-        """Bytes on the device; 0 if there is no such dirty content."""
+        """Bytes on the device, the sidecar's included; 0 if there is no such dirty content."""
         entry = self.entries.get(content_id)
         return 0 if entry is None else entry.allocated_bytes
 
-    def set_allocated(self, content_id: ContentId, allocated_bytes: int) -> None:
-        """What the file takes on the device now."""
+    def set_allocated(self, content_id: ContentId, file_bytes: int) -> None:
+        """What the data file takes on the device now."""
         entry = self.entries.get(content_id)
         if entry is not None:
-            self.tier.ledger.dirty_bytes += allocated_bytes - entry.allocated_bytes
-            entry.allocated_bytes = allocated_bytes
+            allocated = file_bytes + entry.sidecar_bytes
+            self.tier.ledger.dirty_bytes += allocated - entry.allocated_bytes
+            entry.allocated_bytes = allocated
 
     @property
     def over_limit(self) -> bool:

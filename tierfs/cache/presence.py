@@ -243,7 +243,7 @@ class Presence:
     def take_tail(self, unit: Unit, keep_bytes: int, *, with_ref: bool) -> Taken | None:
         """The same for all but the first ``keep_bytes`` of a unit's blocks. None if that would be nothing."""
         extent = self.extent(*unit)
-        if extent is None:
+        if extent is None or extent.slack_bytes:
             return None
         going = list(blocks.bits(extent.present))[keep_bytes // BLOCK_SIZE_BYTES :]
         mask = sum(1 << bit for bit in going)

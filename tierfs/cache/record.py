@@ -11,8 +11,10 @@ offset   type   meaning
 16       u64    zeros: present blocks known to be holes (nothing allocated)
 24       u64    unverified: present blocks that must match their checksum before anything else
 32       u32    epoch: number of unclean reboots of the tier when this was written
-36       u16    number of checksums
-38       u16    length of the identity
+36       u32    slack: bytes of present blocks that are holes all the same (a file that was written sparsely)
+40       u16    number of checksums
+42       u16    length of the identity
+44       u32    0
 ======== ====== =============================================================================
 """
 
@@ -25,7 +27,7 @@ import xxhash
 from tierfs.cache import blocks
 from tierfs.types import BLOCK_SIZE_BYTES, ObjectRef
 
-_HEAD = struct.Struct("<QQQQIHH")
+_HEAD = struct.Struct("<QQQQIIHHI")
 SUM_BYTES = 8
 _WORD = (1 << 64) - 1
 _ZERO_SUM: dict[int, bytes] = {}
@@ -41,13 +43,14 @@ class Extent:
     ``busy`` counts worker threads that read or fill it right now: such an extent is never evicted.
     """
 
-    __slots__ = ("busy", "present", "size_bytes", "sums", "unverified", "zeros")
+    __slots__ = ("busy", "present", "size_bytes", "slack_bytes", "sums", "unverified", "zeros")
 
     def __init__(self, size_bytes: int, block_total: int) -> None:
         self.size_bytes = size_bytes
         self.present = 0
         self.zeros = 0
         self.unverified = 0
+        self.slack_bytes = 0
         self.sums = bytearray(block_total * SUM_BYTES)
         self.busy = 0
 
@@ -56,7 +59,8 @@ class Extent:
 
     def allocated(self, extent_no: int) -> int:
         """Bytes on the device, by our accounting."""
-        return blocks.allocated_bytes(self.present & ~self.zeros, self.size_bytes, extent_no)
+        return max(0, blocks.allocated_bytes(self.present & ~self.zeros, self.size_bytes, extent_no)
+                   - self.slack_bytes)
 
     def mark(self, first: int, sums: bytes, zeros: int = 0) -> None:
         """Blocks from bit ``first`` are there and right; ``sums`` holds their checksums."""
@@ -99,7 +103,7 @@ def identity_of(ref: ObjectRef) -> bytes:
 
 def encode(extent: Extent, epoch: int, identity: bytes) -> bytes:
     head = _HEAD.pack(extent.size_bytes, extent.present, extent.zeros, extent.unverified, epoch,
-                      len(extent.sums) // SUM_BYTES, len(identity))
+                      extent.slack_bytes, len(extent.sums) // SUM_BYTES, len(identity), 0)
     return head + extent.sums + identity
 
 
@@ -110,14 +114,14 @@ def decode(value: bytes | memoryview, extent_no: int, epoch: int) -> Extent:
     """
     if len(value) < _HEAD.size:
         raise BadRecord("record too short")
-    size, present, zeros, unverified, written, sum_count, identity_bytes = _HEAD.unpack_from(value)
+    size, present, zeros, unverified, written, slack, sum_count, identity_bytes, _ = _HEAD.unpack_from(value)
     total = blocks.blocks_in_extent(size, extent_no)
     if sum_count != total or len(value) != _HEAD.size + total * SUM_BYTES + identity_bytes:
         raise BadRecord("record length and size disagree")
     if present >> total or zeros & ~present or unverified & ~present:
         raise BadRecord("record marks blocks that cannot be there")
     extent = Extent(size, 0)
-    extent.present, extent.zeros = present, zeros
+    extent.present, extent.zeros, extent.slack_bytes = present, zeros, slack
     extent.unverified = present if written != epoch else unverified
     extent.sums = bytearray(value[_HEAD.size : _HEAD.size + total * SUM_BYTES])
     return extent
@@ -125,7 +129,7 @@ def decode(value: bytes | memoryview, extent_no: int, epoch: int) -> Extent:
 
 def identity_in(value: bytes | memoryview) -> tuple[str, str | None, str]:
     """(etag, version id, key) of a record that decodes."""
-    length = _HEAD.unpack_from(value)[6]
+    length = _HEAD.unpack_from(value)[7]
     tail = bytes(value[len(value) - length :]) if length else b"\0\0"
     etag, _, rest = tail.partition(b"\0")
     version, _, key = rest.partition(b"\0")
@@ -137,5 +141,6 @@ def allocated_in(value: bytes | memoryview, extent_no: int) -> int:
     """Accounted bytes of an encoded record; 0 if it does not decode."""
     if len(value) < _HEAD.size:
         return 0
-    size, present, zeros = struct.unpack_from("<QQQ", value)
-    return blocks.allocated_bytes(present & ~zeros & _WORD, size, extent_no)
+    size, present, zeros, _, _, slack, *_ = _HEAD.unpack_from(value)
+    allocated = blocks.allocated_bytes(present & ~zeros & _WORD, size, extent_no)
+    return max(0, allocated - int(slack))

@@ -28,27 +28,33 @@ async def summed(dirty: DirtyFiles, content_id: ContentId, size_bytes: int,
     should anybody want them.
     """
     path = dirty.path_of(content_id)
-    data_words = await dirty.with_file(content_id, lambda fd: _data_words(fd, size_bytes))
+    data = await dirty.with_file(content_id, lambda fd: _data_by_extent(fd, size_bytes))
     count = blocks.extent_count(size_bytes)
     found: dict[int, Extent] = {}
-    for number in range(count) if count <= _DENSE_EXTENTS else sorted(data_words):
+    for number in range(count) if count <= _DENSE_EXTENTS else sorted(data):
         full = blocks.full_mask(size_bytes, number)
         word = full & ~absent(number, full)
         if word:
+            data_word, allocated = data.get(number, (0, 0))
             extent = Extent(size_bytes, blocks.blocks_in_extent(size_bytes, number))
-            zeros = word & ~data_words.get(number, 0)
-            await dirty.call_sealer(_sum_extent, path, extent, number, word, zeros)
+            await dirty.call_sealer(_sum_extent, path, extent, number, word, word & ~data_word)
+            extent.slack_bytes = max(0, extent.allocated(number) - allocated)
             found[number] = extent
     return found
 
 
-def _data_words(fd: int, size_bytes: int) -> dict[int, int]:
-    """Blocks that are not holes, by extent. Only for accounting: a hole and a block of zeros read alike."""
-    words: dict[int, int] = {}
+def _data_by_extent(fd: int, size_bytes: int) -> dict[int, tuple[int, int]]:
+    """(blocks that are not holes, bytes that are not), by extent.
+
+    Only for accounting: a hole and a block of zeros read alike.
+    """
+    found: dict[int, tuple[int, int]] = {}
     for start, stop in device.data_ranges(fd, size_bytes):
         for number, low, high in blocks.extent_spans(start, stop):
-            words[number] = words.get(number, 0) | blocks.range_mask(low, high)
-    return words
+            word, nbytes = found.get(number, (0, 0))
+            rounded = -(-(high - low) // blocks.ALLOCATION_BYTES) * blocks.ALLOCATION_BYTES
+            found[number] = (word | blocks.range_mask(low, high), nbytes + rounded)
+    return found
 
 
 def _sum_extent(path: str, extent: Extent, extent_no: int, word: int, zeros: int) -> None:

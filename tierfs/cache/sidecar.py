@@ -8,9 +8,10 @@ offset  type   meaning
 ======= ====== ==========================================================================
 0       8 b    magic
 8       u64    limit: absent blocks take bytes below it from the base, zeros from there on
-16      u32    length of the description
-20      8 b    checksum (xxh3) of the description
-28      bytes  description (JSON): base object, boot id
+16      u64    the same, inverted bit by bit (both change in one write, within one sector)
+24      u32    length of the description
+28      8 b    checksum (xxh3) of the description
+36      bytes  description (JSON): base object, boot id
 65536   words  present: blocks that the file holds, one u64 per extent of the base
 ...     words  changed: present blocks that may differ from the base
 ...     words  durable: present blocks whose bytes are on the device
@@ -35,7 +36,7 @@ from tierfs.cache import blocks, device
 from tierfs.types import ContentId, ObjectRef
 
 _MAGIC = b"TFSBASE1"
-_HEAD = struct.Struct("<8sQI8s")
+_HEAD = struct.Struct("<8s16sI8s")
 _WORDS_AT = 65536
 _LIMIT_AT = 8
 
@@ -45,12 +46,14 @@ class BadSidecar(ValueError):
 
 
 class _Description(msgspec.Struct):
-    key: str
-    etag: str
+    """Names as bytes: a key may hold what JSON cannot."""
+
+    key: bytes
+    etag: bytes
     size_bytes: int
-    version_id: str | None
-    content_id: str
-    boot: str
+    version_id: bytes | None
+    content_id: bytes
+    boot: bytes
 
 
 class Sidecar:
@@ -70,10 +73,10 @@ class Sidecar:
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             sidecar = cls(fd, base, limit_bytes)
+            version = None if base.version_id is None else _to_bytes(base.version_id)
             text = msgspec.json.encode(_Description(
-                base.key, base.etag, base.size_bytes, base.version_id, base.content_id.hex(),
-                boot.decode("ascii", "replace")))
-            device.pwrite_all(fd, _HEAD.pack(_MAGIC, limit_bytes, len(text), _sum(text)) + text, 0)
+                _to_bytes(base.key), _to_bytes(base.etag), base.size_bytes, version, base.content_id, boot))
+            device.pwrite_all(fd, _HEAD.pack(_MAGIC, _twice(limit_bytes), len(text), _sum(text)) + text, 0)
             os.ftruncate(fd, _WORDS_AT + 3 * 8 * sidecar._extents)
             for table, words in enumerate((present, changed, durable)):
                 sidecar._write_words(table, words)
@@ -93,22 +96,24 @@ class Sidecar:
             head = os.pread(fd, _WORDS_AT, 0)
             if len(head) < _HEAD.size:
                 raise BadSidecar(f"{path}: too short")
-            magic, limit, length, checksum = _HEAD.unpack_from(head)
+            magic, limits, length, checksum = _HEAD.unpack_from(head)
+            limit = int.from_bytes(limits[:8], "little")
             text = head[_HEAD.size : _HEAD.size + length]
             if magic != _MAGIC or len(text) != length or _sum(text) != checksum:
                 raise BadSidecar(f"{path}: damaged")
             try:
                 found = msgspec.json.decode(text, type=_Description)
-                content_id = ContentId(bytes.fromhex(found.content_id))
+                version = None if found.version_id is None else _to_text(found.version_id)
+                base = ObjectRef(ContentId(found.content_id), _to_text(found.key), _to_text(found.etag),
+                                 found.size_bytes, version)
             except (msgspec.DecodeError, ValueError) as error:
                 raise BadSidecar(f"{path}: {error}") from error
-            base = ObjectRef(content_id, found.key, found.etag, found.size_bytes, found.version_id)
-            if not 0 <= limit <= base.size_bytes or len(content_id) != 16:
+            if limits != _twice(limit) or limit > base.size_bytes or len(base.content_id) != 16:
                 raise BadSidecar(f"{path}: contradicts itself")
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd, base, limit), found.boot.encode()
+        return cls(fd, base, limit), found.boot
 
     def words(self) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
         """(present, changed, durable), zero words left out."""
@@ -136,9 +141,14 @@ class Sidecar:
 
     def set_limit(self, limit_bytes: int) -> None:
         """Durable when it returns."""
-        os.pwrite(self._fd, limit_bytes.to_bytes(8, "little"), _LIMIT_AT)
+        os.pwrite(self._fd, _twice(limit_bytes), _LIMIT_AT)
         os.fdatasync(self._fd)
         self.limit_bytes = limit_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What it takes on the device."""
+        return os.fstat(self._fd).st_blocks * 512
 
     def close(self) -> None:
         os.close(self._fd)
@@ -150,6 +160,18 @@ class Sidecar:
         for number, word in words.items():
             if number < self._extents:
                 device.pwrite_all(self._fd, word.to_bytes(8, "little"), self._at(table, number))
+
+
+def _twice(number: int) -> bytes:
+    return struct.pack("<QQ", number, number ^ (1 << 64) - 1)
+
+
+def _to_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _to_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
 
 
 def _sum(text: bytes) -> bytes:
