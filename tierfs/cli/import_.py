@@ -16,6 +16,9 @@ def command(
         typer.Argument(metavar="[PREFIX]", help="A directory on the mount; without, all of the only mount."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="LIST requests at a time.", min=1, max=256)] = 16,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", help="Also ask for mode, owner and mtime of every object (one HEAD each).")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List everything in the bucket (below PREFIX) now, in parallel, so that later lookups are local."""
@@ -24,7 +27,8 @@ def command(
 
     found = target.find(prefix)
     with target.engine_of(found) as engine, output.progress("import", quiet=as_json) as update:
-        reply = engine.call("import", ImportRequest(prefix=found.relative, jobs=jobs), update)
+        request = ImportRequest(prefix=found.relative, jobs=jobs, metadata=metadata)
+        reply = engine.call("import", request, update)
     if as_json:
         output.show_json(reply)
     else:

@@ -175,10 +175,14 @@ class FlushReply(msgspec.Struct, kw_only=True):
 
 
 class ImportRequest(msgspec.Struct, kw_only=True):
-    """List everything below ``prefix`` now, with ``jobs`` requests at a time."""
+    """List everything below ``prefix`` now, with ``jobs`` requests at a time.
+
+    ``metadata``: also ask for mode, owner and mtime of every object, one request each.
+    """
 
     prefix: bytes = b""
     jobs: int = 16
+    metadata: bool = False
 
 
 class ImportReply(msgspec.Struct, kw_only=True):

@@ -168,7 +168,9 @@ class Handlers:
         def progress(entries: int, directories: int) -> None:
             report(p.Progress(phase="list", done_files=entries, note=f"{directories} directories"))
 
-        result = await self._parts.refresher.import_prefix(request.prefix, request.jobs, progress)
+        result = await self._parts.refresher.import_prefix(
+            request.prefix, request.jobs, progress, metadata=request.metadata
+        )
         return p.ImportReply(
             entries=result.entries,
             directories=result.directories,

@@ -23,6 +23,7 @@ from tierfs.cache.residency import Cache
 from tierfs.errors import NotFound, ObjectNotFound, PreconditionFailed, StoreError, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
+from tierfs.namespace.metadata import metadata_of
 from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.store.base import Condition, ObjectStore
 from tierfs.types import ContentId, Inode, ObjectInfo, ObjectRef
@@ -41,14 +42,7 @@ class NotYet(TierfsError):
 
 def object_metadata(inode: Inode, tag: str) -> dict[str, str]:
     """The user metadata of the object for ``inode``; ``tag`` names the content."""
-    seconds, nanoseconds = divmod(inode.mtime_ns, 1_000_000_000)
-    return {
-        "mode": str(inode.mode),
-        "uid": str(inode.uid),
-        "gid": str(inode.gid),
-        "mtime": f"{seconds}.{nanoseconds:09d}",
-        CONTENT_METADATA: tag,
-    }
+    return {**metadata_of(inode), CONTENT_METADATA: tag}
 
 
 class ObjectWriter:
