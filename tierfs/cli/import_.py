@@ -17,7 +17,7 @@ def command(
     ] = None,
     jobs: Annotated[int, typer.Option(help="LIST requests at a time.", min=1, max=256)] = 16,
     metadata: Annotated[
-        bool, typer.Option("--metadata", help="Also ask for mode, owner and mtime of every object (one HEAD each).")
+        bool, typer.Option("--metadata", help="Also ask for mode, owner, mtime: one HEAD each.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
