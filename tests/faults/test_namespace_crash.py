@@ -116,7 +116,7 @@ def test_a_power_cut_before_the_header_reached_the_device_loses_only_the_last_co
 
 def test_a_reboot_in_between_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_until_killed(tmp_path, 1, 5)
-    monkeypatch.setattr("tierfs.namespace.db._boot_id", lambda: b"another")
+    monkeypatch.setattr("tierfs.namespace.environment.boot_id", lambda: b"another")
     with Database.open(tmp_path) as db:
         assert db.unclean_boot
     with Database.open(tmp_path) as db:

@@ -12,7 +12,7 @@ import trio.testing
 
 from tests.support.namespace import Namespace, open_namespace
 from tierfs.errors import NameTooLong, NotADirectory, NotFound, StoreAccessDenied, StoreUnavailable
-from tierfs.namespace import publish, schema, tree
+from tierfs.namespace import publish, records, schema, tree
 from tierfs.namespace.listing import Invalidation
 from tierfs.namespace.refresh import Refresher
 from tierfs.types import ROOT_INO, ContentId, Inode
@@ -347,6 +347,45 @@ async def test_metadata_of_an_object_restore_its_kind(ns: Namespace, refresher: 
     ns.clock.advance(61)
     await refresher.listed(ROOT_INO)
     assert (ns.resolve("l").ino, ns.resolve("p").ino) == (link.ino, fifo.ino)
+
+
+async def test_import_with_metadata_brings_back_what_a_lost_state_directory_knew(
+    ns: Namespace, refresher: Refresher
+) -> None:
+    ns.store.set("d/", b"", {"mode": str(stat.S_IFDIR | 0o2750), "gid": "9"})
+    ns.store.set("d/run", b"#!", {"mode": str(stat.S_IFREG | 0o755), "uid": "7"})
+    ns.store.set("d/l", b"run", {"mode": str(stat.S_IFLNK | 0o777)})
+    ns.store.fill(["d/e/plain", "other"])
+    await refresher.import_prefix("", 4, metadata=True)
+    assert (ns.resolve("d").mode, ns.resolve("d").gid) == (stat.S_IFDIR | 0o2750, 9)
+    assert (ns.resolve("d/run").mode, ns.resolve("d/run").uid) == (stat.S_IFREG | 0o755, 7)
+    assert ns.resolve("d/l").is_symlink
+    assert ns.resolve("d/e/plain").mode == stat.S_IFREG | 0o644
+    assert ns.store.requests()["head"] == 5
+    await refresher.import_prefix("", 4, metadata=True)
+    assert ns.store.requests() == {}  # what is known is known
+
+
+async def test_creating_in_a_large_directory_does_not_count_it_each_time(
+    ns: Namespace, refresher: Refresher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ns.store.fill([f"f{number:05d}" for number in range(3000)])
+    await refresher.listed(ROOT_INO)
+    counted = 0
+    real = records.count_entries
+
+    def count(txn, ino, limit):
+        nonlocal counted
+        counted += 1
+        return real(txn, ino, limit)
+
+    monkeypatch.setattr(records, "count_entries", count)
+    for number in range(20):
+        ns.clock.advance(1.01)
+        with pytest.raises(NotFound):
+            await refresher.lookup(ROOT_INO, b"new%d" % number)
+        ns.create(f"new{number}", content_id=CONTENT)
+    assert counted == 1
 
 
 # -- errors --------------------------------------------------------------------------------------------------

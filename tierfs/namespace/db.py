@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import queue
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,21 +30,18 @@ import lmdb
 import outcome
 import trio
 
-from tierfs.errors import ConfigError, FormatError, NamespaceError
-from tierfs.namespace import records, schema
+from tierfs.errors import NamespaceError
+from tierfs.namespace import environment, schema
 from tierfs.namespace.transaction import TABLES, Tables
 from tierfs.namespace.transaction import ReadTransaction as ReadTransaction
 from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
 
 T = TypeVar("T")
 
-_MAP_SIZES_BYTES: Final = tuple(gib * 1024**3 for gib in (1024, 256, 64, 16, 4, 1))
-_MAX_READERS: Final = 512
 _GROUP_MAX_JOBS: Final = 512
 _GROUP_MAX_NS: Final = 20_000_000
 """A group is closed when its functions have run for so long; the rest goes into the next one."""
 _FULL_BYTES: Final = 1024 * 1024
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _ReadBlock:
@@ -139,9 +134,9 @@ class Database:
         lock_fd = None
         if not read_only:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock_fd = _lock(directory)
+            lock_fd = environment.lock(directory)
         try:
-            env = _open_env(path, read_only)
+            env = environment.open_env(path, read_only)
         except BaseException:
             if lock_fd is not None:
                 os.close(lock_fd)
@@ -154,7 +149,7 @@ class Database:
             tables.ttl_ns = ttl_ns
             db = cls(env, tables, directory, lock_fd, read_only)
             with db.snapshot() as txn:
-                _check_meta(txn, path, source, prefix)
+                environment.check_meta(txn, path, source, prefix)
             if not read_only:
                 db._start(now_ns(), source, prefix)
             return db
@@ -167,7 +162,7 @@ class Database:
             raise
 
     def _start(self, now_ns: int, source: str | None, prefix: str | None) -> None:
-        boot_id = _boot_id()
+        boot_id = environment.boot_id()
 
         def note_start(txn: WriteTransaction) -> None:
             meta = txn.tables.meta
@@ -175,7 +170,7 @@ class Database:
             same_boot = txn.get(schema.META_BOOT_ID, boot_id, meta) == boot_id
             self.unclean_boot = not self.clean_close and not same_boot
             if txn.get(schema.META_FORMAT, None, meta) is None:
-                _initialise(txn, now_ns)
+                environment.initialise(txn, now_ns)
             for key, text in ((schema.META_SOURCE, source), (schema.META_PREFIX, prefix)):
                 if text is not None:
                     txn.put(key, text.encode(), db=meta)
@@ -373,89 +368,5 @@ def _is_full(directory: Path) -> bool:
     return space.f_bavail * space.f_frsize < _FULL_BYTES
 
 
-def _lock(directory: Path) -> int:
-    path = directory / "LOCK"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-        os.close(fd)
-        raise NamespaceError(f"{directory} is in use by process {owner or 'unknown'}") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
-
-
-def _open_env(path: Path, read_only: bool) -> lmdb.Environment:
-    """Open with the largest map that the address space limit admits; it is sparse and never resized."""
-    failure: Exception | None = None
-    for map_size in _MAP_SIZES_BYTES:
-        try:
-            return lmdb.open(
-                str(path),
-                map_size=map_size,
-                max_dbs=len(TABLES) + 3,
-                max_readers=_MAX_READERS,
-                metasync=False,
-                sync=True,
-                readahead=False,
-                mode=0o700,
-                readonly=read_only,
-                create=not read_only,
-                max_spare_txns=4,
-            )
-        except (lmdb.MemoryError, MemoryError) as error:
-            failure = error
-        except lmdb.Error as error:
-            raise NamespaceError(f"cannot open {path}: {error}") from error
-    raise NamespaceError(f"cannot map {path}: {failure}")
-
-
-def _check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str | None) -> None:
-    meta = txn.tables.meta
-    raw = txn.get(schema.META_FORMAT, None, meta)
-    if raw is None:
-        return
-    version = schema.unpack_u64(raw)[0]
-    if version > schema.FORMAT_VERSION:
-        raise FormatError(
-            f"{path} has format {version}, this version of tierfs reads up to {schema.FORMAT_VERSION}: "
-            "use a newer tierfs, or another --state-dir"
-        )
-    for key, text, what in (
-        (schema.META_SOURCE, source, "source"),
-        (schema.META_PREFIX, prefix, "prefix"),
-    ):
-        known = txn.get(key, None, meta)
-        if known is not None and text is not None and known != text.encode():
-            raise ConfigError(
-                f"{path} belongs to {what} {known.decode(errors='replace')!r}, not to {text!r}: "
-                "use another --state-dir"
-            )
-    known = txn.get(schema.META_PREFIX, None, meta)
-    if prefix is None and known is not None:
-        txn.tables.prefix = known.decode()
-
-
-def _initialise(txn: WriteTransaction, now_ns: int) -> None:
-    # The root is made here rather than in ``tree`` so that no reader ever meets a database without one.
-    meta = txn.tables.meta
-    generation = int.from_bytes(os.urandom(3), "big") + 1
-    txn.put(schema.META_FORMAT, schema.pack_u64(schema.FORMAT_VERSION), db=meta)
-    txn.put(schema.META_NEXT_ID, schema.pack_u64(schema.FIRST_FREE_ID), db=meta)
-    txn.put(schema.META_EPOCH, schema.pack_u64(0), db=meta)
-    txn.put(schema.META_UUID, uuid.uuid4().bytes, db=meta)
-    txn.put(schema.META_GENERATION, schema.pack_u64(generation), db=meta)
-    records.make_root(txn, now_ns)
-
-
 def _note_clean_close(txn: WriteTransaction) -> None:
     txn.put(schema.META_CLEAN, b"1", db=txn.tables.meta)
-
-
-def _boot_id() -> bytes:
-    try:
-        return _BOOT_ID.read_bytes().strip()
-    except OSError:
-        return b"unknown"

@@ -148,6 +148,19 @@ class Lister:
         await self._commit(absent)
         return False
 
+    async def look_at_marker(self, ino: int) -> None:
+        """The user metadata of a directory's own object, if it has one."""
+        with self._db.read() as txn:
+            row = publish.object_of(txn, ino)
+        if row is None:
+            return
+        try:
+            self.counts.requests += 1
+            info = await self._in_thread(partial(self._store.head, row.key))
+        except ObjectNotFound:
+            return
+        await self._db.commit(lambda txn: point.apply_marker(txn, ino, info))
+
     async def _remove_directory_called(self, dir_ino: int, name: bytes, listing: Listing) -> None:
         """There is nothing below that name any more; a file may take it."""
         with self._db.read() as txn:

@@ -31,8 +31,10 @@ from typing import TypeVar
 import trio
 
 from tierfs.config import Settings
-from tierfs.errors import NameTooLong, NotFound, TierfsError, TransientStoreError
+from tierfs.errors import NameTooLong, NotFound, TransientStoreError
 from tierfs.namespace import publish, records, schema
+from tierfs.namespace.crawl import Crawler
+from tierfs.namespace.crawl import ImportResult as ImportResult
 from tierfs.namespace.db import Database
 from tierfs.namespace.lister import DirectoryMoved, Lister
 from tierfs.namespace.listing import Defaults
@@ -40,7 +42,6 @@ from tierfs.namespace.listing import Invalidation as Invalidation
 from tierfs.namespace.questions import Questions
 from tierfs.namespace.schema import EPOCH_0, NUL_EPOCH_0, pack_u64, unpack_inode
 from tierfs.namespace.transaction import ReadTransaction
-from tierfs.namespace.walk import count_below, unlisted_below
 from tierfs.store.base import LIST_PAGE_KEYS, ObjectStore
 from tierfs.types import ROOT_INO, Inode
 
@@ -55,19 +56,10 @@ PATIENCE_S = 5.0
 LISTING_PATIENCE_S = 1.0
 """How long a look-up waits for the listing of a large directory before it asks for its name alone."""
 NEGATIVE_PER_LISTING_TIME = 10
+COUNT_LIMIT = 100 * LIST_PAGE_KEYS
 MAX_REMEMBERED = 20_000
 """Directories and absent names remembered in memory; what is forgotten costs a request."""
 _ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ImportResult:
-    """What ``import_prefix`` found: entries known now, and what it cost."""
-
-    entries: int
-    directories: int
-    requests: int
-    hidden_keys: int
 
 
 @dataclass(slots=True)
@@ -80,6 +72,9 @@ class _Directory:
     points_since_ns: int = 0
     listing_ns: int = 0
     """How long its last complete listing took."""
+    entries: int = 0
+    """Counted at ``counted_ns``, no further than ``COUNT_LIMIT``."""
+    counted_ns: int = 0
 
 
 class Refresher:
@@ -107,6 +102,7 @@ class Refresher:
         self._lister = Lister(db, store, defaults, now_ns, on_invalidate)
         self.counts = self._lister.counts
         self._questions = Questions(now_ns)
+        self._crawler = Crawler(db, self.listed, self.learn, self.counts, now_ns)
         self._directories: dict[int, _Directory] = {}
         self._absent: dict[tuple[int, bytes], int] = {}
 
@@ -209,29 +205,28 @@ class Refresher:
 
         Directories made here, in which nothing was ever seen or published, are not asked for.
         """
-        waiting = await self._unlisted(ino, True)
-        if waiting:
-            await self._list_below(waiting, jobs, None, skip_own=True)
+        await self._crawler.complete(ino, jobs)
 
     async def import_prefix(
-        self, path: bytes | str, jobs: int, progress: Callable[[int, int], None] | None = None
+        self,
+        path: bytes | str,
+        jobs: int,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        metadata: bool = False,
     ) -> ImportResult:
         """List everything at and below a path of the mount, ``jobs`` requests at once.
 
+        ``metadata``: also ask for the user metadata of every object that has been listed only, one HEAD
+        each: modes, owners and symbolic links, as they were before the state directory was lost.
         ``progress(entries, directories)`` is called now and then. Raises ``NotFound``, ``StoreError``.
         """
         names = path.encode("utf-8", "surrogateescape") if isinstance(path, str) else path
-        requests, hidden = self.counts.requests, self.counts.hidden_keys
         with self._db.read() as txn:
             inode = records.get_directory(txn, ROOT_INO)
         for name in filter(None, names.split(b"/")):
             inode = await self.lookup(inode.ino, name)
-        if inode.is_dir:
-            await self._list_below([inode.ino], jobs, progress)
-        entries, directories = await self._in_snapshot(lambda txn: count_below(txn, inode.ino))
-        return ImportResult(
-            entries, directories, self.counts.requests - requests, self.counts.hidden_keys - hidden
-        )
+        return await self._crawler.import_below(inode.ino, jobs, progress, metadata=metadata)
 
     # -- one step towards an answer -----------------------------------------------------------------------
 
@@ -243,8 +238,8 @@ class Refresher:
                 return True
             entry = records.find_entry(txn, parent, name)
             listed = directory.listed_until_ns > 0
-            small = listed and records.count_entries(txn, parent, SMALL_ENTRIES + 1) <= SMALL_ENTRIES
-        known = self._remembered(parent)
+            known = self._remembered(parent)
+            small = listed and self._count(txn, parent, known) <= SMALL_ENTRIES
         try:
             if small:
                 await self._list(parent)
@@ -268,9 +263,7 @@ class Refresher:
         if now_ns - known.points_since_ns > self._ttl_ns:
             known.points_since_ns, known.point_lookups = now_ns, 0
         known.point_lookups += 1
-        with self._db.read() as txn:
-            pages = records.count_entries(txn, parent, 100 * LIST_PAGE_KEYS) // LIST_PAGE_KEYS
-        if known.point_lookups > max(FREE_POINT_LOOKUPS, pages):
+        if known.point_lookups > max(FREE_POINT_LOOKUPS, known.entries // LIST_PAGE_KEYS):
             with trio.move_on_after(LISTING_PATIENCE_S):
                 await self._list(parent)
                 return
@@ -304,61 +297,16 @@ class Refresher:
         known.narrow = await self._lister.list_tree(ino)
         return known.narrow
 
-    async def _list_below(
-        self,
-        waiting: list[int],
-        jobs: int,
-        progress: Callable[[int, int], None] | None,
-        *,
-        skip_own: bool = False,
-    ) -> None:
-        """List these directories and what is below them; where one LIST brings a subtree, that is all."""
-        busy = directories = 0
-        entries_before = self.counts.entries
-        failures: list[TierfsError] = []
-        changed = trio.Event()
-
-        async def work() -> None:
-            nonlocal busy, changed, directories
-            while not failures:
-                if not waiting:
-                    if not busy:
-                        return
-                    await changed.wait()
-                    continue
-                ino = waiting.pop()
-                busy += 1
-                try:
-                    await self.listed(ino)
-                    waiting.extend(below for below in await self._unlisted(ino, skip_own) if below != ino)
-                except NotFound:
-                    pass  # removed meanwhile
-                except TierfsError as error:
-                    failures.append(error)
-                finally:
-                    busy -= 1
-                    changed.set()
-                    changed = trio.Event()
-                directories += 1
-                if progress is not None:
-                    progress(self.counts.entries - entries_before, directories)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(max(1, jobs)):
-                nursery.start_soon(work)
-        if failures:
-            raise failures[0]
-
-    async def _unlisted(self, ino: int, skip_own: bool) -> list[int]:
-        now_ns = self._now_ns()
-        return await self._in_snapshot(lambda txn: unlisted_below(txn, ino, now_ns, skip_own=skip_own))
-
-    async def _in_snapshot(self, look: Callable[[ReadTransaction], T]) -> T:
-        def read() -> T:
-            with self._db.snapshot() as txn:
-                return look(txn)
-
-        return await trio.to_thread.run_sync(read)
+    async def learn(self, ino: int) -> None:
+        """Ask for the user metadata of one file or directory. Raises ``NotFound``, ``StoreError``."""
+        with self._db.read() as txn:
+            inode = records.get_inode(txn, ino)
+            found = records.first_name(txn, ino)
+        if inode.is_dir:
+            await self._questions.ask(("marker", ino), partial(self._lister.look_at_marker, ino))
+        elif found is not None:
+            ask = partial(self._ask_for_name, found[0], found[1], True)
+            await self._questions.ask(("name", *found), ask)
 
     # -- what is known --------------------------------------------------------------------------------
 
@@ -414,6 +362,15 @@ class Refresher:
             return True
         del self._absent[parent, name]
         return False
+
+    def _count(self, txn: ReadTransaction, ino: int, known: _Directory) -> int:
+        """Entries of a directory; of a large one a number that may be a TTL old, for counting takes time."""
+        now_ns = self._now_ns()
+        believed_ns = self._ttl_ns if known.entries > SMALL_ENTRIES else 0
+        if now_ns - known.counted_ns >= believed_ns:
+            known.entries = records.count_entries(txn, ino, COUNT_LIMIT)
+            known.counted_ns = now_ns
+        return known.entries
 
     def _remembered(self, ino: int) -> _Directory:
         known = self._directories.get(ino)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 
 from tierfs.namespace import records, schema
+from tierfs.namespace.objects import object_of
 from tierfs.namespace.transaction import ReadTransaction
 from tierfs.types import Inode
 
@@ -25,6 +26,21 @@ def unlisted_below(txn: ReadTransaction, ino: int, now_ns: int, *, skip_own: boo
             found.append(inode.ino)
         else:
             waiting.extend(_subdirectories(txn, inode))
+    return found
+
+
+def unlearned_below(txn: ReadTransaction, ino: int) -> list[int]:
+    """Inodes at and below ``ino`` that have an object of which only a listing is known, not its metadata."""
+    found: list[int] = []
+    waiting = [ino]
+    while waiting:
+        inode = records.find_inode(txn, waiting.pop())
+        if inode is None:
+            continue
+        if not inode.flags & schema.META_KNOWN and object_of(txn, inode.ino) is not None:
+            found.append(inode.ino)
+        if inode.is_dir:
+            waiting.extend(child for _, _, child, _ in records.iter_entries(txn, inode.ino))
     return found
 
 

@@ -1,0 +1,107 @@
+"""Opening and making the files of the namespace: lock, map size, format, what a new one holds."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from tierfs.errors import ConfigError, FormatError, NamespaceError
+from tierfs.namespace import records, schema
+from tierfs.namespace.transaction import TABLES, ReadTransaction, WriteTransaction
+
+_MAP_SIZES_BYTES: Final = tuple(gib * 1024**3 for gib in (1024, 256, 64, 16, 4, 1))
+_MAX_READERS: Final = 512
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def lock(directory: Path) -> int:
+    """Take the state directory for this process; returns the descriptor that holds the lock."""
+    path = directory / "LOCK"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise NamespaceError(f"{directory} is in use by process {owner or 'unknown'}") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def open_env(path: Path, read_only: bool) -> lmdb.Environment:
+    """Open with the largest map that the address space limit admits; it is sparse and never resized."""
+    failure: Exception | None = None
+    for map_size in _MAP_SIZES_BYTES:
+        try:
+            return lmdb.open(
+                str(path),
+                map_size=map_size,
+                max_dbs=len(TABLES) + 3,
+                max_readers=_MAX_READERS,
+                metasync=False,
+                sync=True,
+                readahead=False,
+                mode=0o700,
+                readonly=read_only,
+                create=not read_only,
+                max_spare_txns=4,
+            )
+        except (lmdb.MemoryError, MemoryError) as error:
+            failure = error
+        except lmdb.Error as error:
+            raise NamespaceError(f"cannot open {path}: {error}") from error
+    raise NamespaceError(f"cannot map {path}: {failure}")
+
+
+def check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str | None) -> None:
+    """Refuse what a newer version made, and what belongs to another source; learn the prefix if not given."""
+    meta = txn.tables.meta
+    raw = txn.get(schema.META_FORMAT, None, meta)
+    if raw is None:
+        return
+    version = schema.unpack_u64(raw)[0]
+    if version > schema.FORMAT_VERSION:
+        raise FormatError(
+            f"{path} has format {version}, this version of tierfs reads up to {schema.FORMAT_VERSION}: "
+            "use a newer tierfs, or another --state-dir"
+        )
+    for key, text, what in (
+        (schema.META_SOURCE, source, "source"),
+        (schema.META_PREFIX, prefix, "prefix"),
+    ):
+        known = txn.get(key, None, meta)
+        if known is not None and text is not None and known != text.encode():
+            raise ConfigError(
+                f"{path} belongs to {what} {known.decode(errors='replace')!r}, not to {text!r}: "
+                "use another --state-dir"
+            )
+    known = txn.get(schema.META_PREFIX, None, meta)
+    if prefix is None and known is not None:
+        txn.tables.prefix = known.decode()
+
+
+def initialise(txn: WriteTransaction, now_ns: int) -> None:
+    """What a new database holds."""
+    # The root is made here rather than in ``tree`` so that no reader ever meets a database without one.
+    meta = txn.tables.meta
+    generation = int.from_bytes(os.urandom(3), "big") + 1
+    txn.put(schema.META_FORMAT, schema.pack_u64(schema.FORMAT_VERSION), db=meta)
+    txn.put(schema.META_NEXT_ID, schema.pack_u64(schema.FIRST_FREE_ID), db=meta)
+    txn.put(schema.META_EPOCH, schema.pack_u64(0), db=meta)
+    txn.put(schema.META_UUID, uuid.uuid4().bytes, db=meta)
+    txn.put(schema.META_GENERATION, schema.pack_u64(generation), db=meta)
+    records.make_root(txn, now_ns)
+
+
+def boot_id() -> bytes:
+    """Names this run of the machine."""
+    try:
+        return _BOOT_ID.read_bytes().strip()
+    except OSError:
+        return b"unknown"
