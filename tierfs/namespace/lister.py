@@ -248,6 +248,8 @@ class Lister:
         """Apply a recursive page; if it is all there is, also complete every directory in it."""
         parsed = self._parse(page, prefix, ino)
         complete = page.next_token is None
+        if not complete:
+            _drop_doubtful_files(parsed, max((info.key for info in page.objects), default=""), prefix)
         listing = self._listing()
         last = replace(listing, started_ns=first.started_ns)
 
@@ -422,6 +424,18 @@ def _finish_at_once(
         return False
     finish(txn, todo.ino, todo.marker, last)
     return True
+
+
+def _drop_doubtful_files(parsed: ParsedPages, last_key: str, prefix: str) -> None:
+    """After a page that is not the last: forget files ``x`` of which ``x/y`` may still follow.
+
+    Keys mostly come in byte order, and "0" is next to "/".
+    """
+    for path, entries in parsed.directories.items():
+        dir_prefix = prefix + encode_path(path) + "/" if path else prefix
+        doubtful = [name for name in entries.files if dir_prefix + encode_path(name) + "0" > last_key]
+        for name in doubtful:
+            del entries.files[name]
 
 
 def _key_of_directory(txn: ReadTransaction, ino: int) -> str:
