@@ -31,16 +31,26 @@ run() {
     return "$result"
 }
 
+# A child that a hung mount keeps from ending is killed, so that the mount can be taken away at all.
+stop_child() {
+    kill -s TERM "$child" 2>/dev/null
+    tries=0
+    while grep -q -s '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$child/status"; do
+        tries=$((tries + 1))
+        [ "$tries" -ne 100 ] || kill -s KILL "$child" 2>/dev/null
+        [ "$tries" -lt 150 ] || return
+        sleep 0.1
+    done
+    wait "$child" 2>/dev/null
+}
+
 # Asked of the kernel's table, since a question to a mount that is in trouble may never return.
 is_mounted() { grep -q -F "/$name/mnt " /proc/self/mountinfo; }
 
-# Processes whose command line names this run's own directory, which no other run has.
+# Processes whose command line names this run's own directory, which no other run has. The pattern comes from
+# standard input, so that grep does not find itself.
 own_processes() {
-    for process in /proc/[0-9]*; do
-        if { tr '\0' '\n' <"$process/cmdline"; } 2>/dev/null | grep -q -F "$work/"; then
-            printf '%s ' "${process#/proc/}"
-        fi
-    done
+    printf '%s/' "$work" | grep -l -a -s -F -f - /proc/[0-9]*/cmdline | cut -d / -f 3
 }
 
 stop_processes() {
@@ -73,10 +83,7 @@ clean_up() {
         129 | 130 | 143) printf '\ndemo: stopped; removing what was made\n' >&2 ;;
         *) printf '\ndemo: failed; removing what was made\n' >&2 ;;
     esac
-    if [ -n "$child" ]; then
-        kill -s TERM "$child" 2>/dev/null
-        wait "$child" 2>/dev/null
-    fi
+    [ -z "$child" ] || stop_child
     [ -n "$work" ] || exit "$status"
     if [ "$status" -ne 0 ] && [ "$status" -lt 128 ] && [ -s "$work/state/tierfs.log" ]; then
         printf '\nThe end of the log of the mount:\n' >&2
@@ -84,8 +91,9 @@ clean_up() {
     fi
     # Twice: a mount that was still being made when the signal came appears before its process ends.
     detach
-    stop_processes || { printf 'demo: processes are left: %s\n' "$(own_processes)" >&2; status=1; }
+    stop_processes || { printf 'demo: processes are left: %s\n' "$(own_processes | tr '\n' ' ')" >&2; status=1; }
     detach
+    [ "$status" -eq 0 ] || "$bin/python" "$here/demo/remove_ram_tier.py" "$source" "$mnt"
     case $made_in in
         bucket) timeout 300 "$bin/python" "$here/demo/remove_objects.py" "$source" || status=1 ;;
         directory) rm -rf --one-file-system "$source" || status=1 ;;

@@ -38,10 +38,13 @@ def progress() -> Progress:
 def stop_on_signals() -> None:
     """SIGTERM and SIGINT end the program like an error does: through every ``finally``.
 
-    SIGINT too, because a shell starts what it puts in the background with SIGINT ignored.
+    SIGINT too, because a shell starts what it puts in the background with SIGINT ignored. A second signal
+    does not disturb what the first has begun.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
