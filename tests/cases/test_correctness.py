@@ -95,6 +95,7 @@ def test_c01_reader_of_a_replaced_object(mount_factory: MountFactory, tiers: tup
             outcomes.add("stale")
     os.close(handle)
     assert outcomes
+    wait_until(lambda: errno_of((mounted.path / "f").read_bytes) == 0, "an end of ESTALE", 30)
     wait_until(lambda: (mounted.path / "f").read_bytes()[:1] == b"n", "the new version", 30)
     assert set((mounted.path / "f").read_bytes()) == {ord("n")}
 

@@ -25,11 +25,10 @@ def test_c14_part_size_grows_until_the_parts_suffice(size: int) -> None:
 
 @pytest.mark.usefixtures("needs_mount")
 def test_c14_impossible_size_is_refused_at_once(mounted: Mounted) -> None:
-    handle = os.open(mounted.path / "f", os.O_CREAT | os.O_RDWR)
-    assert errno_of(lambda: os.pwrite(handle, b"x", MAX_OBJECT_BYTES)) == errno.EFBIG
-    assert errno_of(lambda: os.ftruncate(handle, MAX_OBJECT_BYTES + 1)) == errno.EFBIG
-    os.pwrite(handle, b"fine", 0)
-    os.close(handle)
+    with open(mounted.path / "f", "w+b", buffering=0) as file:
+        assert errno_of(lambda: os.pwrite(file.fileno(), b"x", MAX_OBJECT_BYTES)) == errno.EFBIG
+        assert errno_of(lambda: os.ftruncate(file.fileno(), MAX_OBJECT_BYTES + 1)) == errno.EFBIG
+        file.write(b"fine")
     mounted.flush()
     assert (mounted.store_dir / "f").read_bytes() == b"fine"
 
@@ -57,9 +56,11 @@ def test_c15_orphaned_uploads_are_resumed_or_aborted(mount_factory: MountFactory
 
 
 @pytest.mark.usefixtures("needs_mount")
-def test_c16_expired_token_is_refreshed(mounted: Mounted) -> None:
+def test_c16_expired_token_is_refreshed(mount_factory: MountFactory) -> None:
+    mounted = mount_factory.prepare()
     for i in range(5):
         (mounted.store_dir / f"f{i}").write_bytes(b"%d" % i * 1000)
+    mounted.start()
     mounted.fail({"kind": "expired_token"})
     for i in range(5):
         assert (mounted.path / f"f{i}").read_bytes() == b"%d" % i * 1000

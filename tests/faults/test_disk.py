@@ -168,7 +168,7 @@ def test_state_directory_on_a_full_disk(mount_factory: MountFactory, small_disk:
     mounted.start()
     assert digest(mounted.path / "f0") == expected["f0"]
     hog = fill(small_disk)
-    codes = {errno_of(lambda i=i: os.mkdir(mounted.path / f"d{i}" * 20)) for i in range(30)}
+    codes = {errno_of(lambda i=i: os.mkdir(mounted.path / (f"d{i}" * 20))) for i in range(30)}
     assert codes <= {0, errno.ENOSPC, errno.EIO}
     assert digest(mounted.path / "f0") == expected["f0"]
     hog.unlink()
