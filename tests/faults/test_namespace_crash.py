@@ -95,9 +95,7 @@ def test_a_power_cut_before_the_header_reached_the_device_loses_only_the_last_co
 
             def step(txn: WriteTransaction, number: int = number) -> None:
                 for name in (b"a%d" % number, b"b%d" % number):
-                    tree.create(
-                        txn, ROOT_INO, name, mode=stat.S_IFREG | 0o644, uid=0, gid=0, now_ns=1
-                    )
+                    tree.create(txn, ROOT_INO, name, mode=stat.S_IFREG | 0o644, uid=0, gid=0, now_ns=1)
                 if number >= 3:
                     tree.unlink(txn, ROOT_INO, b"b%d" % (number - 3), now_ns=1)
 

@@ -288,9 +288,7 @@ class TreeMachine(RuleBasedStateMachine):
 
         def move(txn: WriteTransaction) -> object:
             source, target = self._at(txn, old), self._at(txn, new)
-            return tree.rename(
-                txn, *source, *target, now_ns=now_ns, noreplace=noreplace, exchange=exchange
-            )
+            return tree.rename(txn, *source, *target, now_ns=now_ns, noreplace=noreplace, exchange=exchange)
 
         self._both(lambda: self.model.rename(old, new, now_ns, noreplace, exchange), move)
 

@@ -204,7 +204,9 @@ class MemoryStore:
             if info.etag != source.etag:
                 raise PreconditionFailed(source.key)
             self._check(target_key, condition)
-            return self._write(target_key, body, dict((info.metadata or {}) if metadata is None else metadata))
+            return self._write(
+                target_key, body, dict((info.metadata or {}) if metadata is None else metadata)
+            )
 
     def delete(self, key: str) -> None:
         self._note("delete", key)

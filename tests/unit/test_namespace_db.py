@@ -156,6 +156,22 @@ def test_nested_reads_share_a_snapshot(ns: Namespace) -> None:
     assert value_of(ns.db) == b"2"
 
 
+def test_a_read_block_belongs_to_one_thread(ns: Namespace) -> None:
+    def elsewhere() -> bytes | None:
+        with ns.db.snapshot() as txn:
+            assert txn.get(schema.META_FORMAT, None, txn.tables.meta)
+        with pytest.raises(RuntimeError), ns.db.read():
+            pass
+        return None
+
+    with ns.db.read():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    ns.change(put(b"1"))
+    assert value_of(ns.db) == b"1"
+
+
 def test_a_read_block_ends_also_when_it_raises(ns: Namespace) -> None:
     def broken(txn: ReadTransaction) -> None:
         raise KeyError
@@ -279,7 +295,8 @@ INODE_OFFSETS = {
 
 def test_inode_records_have_the_layout_that_the_docstring_gives_to_c() -> None:
     values = {
-        name: bytes(range(16)) if form == "16s" else 7 + offset for name, (offset, form) in INODE_OFFSETS.items()
+        name: bytes(range(16)) if form == "16s" else 7 + offset
+        for name, (offset, form) in INODE_OFFSETS.items()
     }
     inode = Inode(**values)  # type: ignore[arg-type]
     raw = schema.pack_inode(inode)

@@ -50,7 +50,9 @@ def rows(db: Database) -> dict[str, list[tuple[bytes, bytes]]]:
             for name in txn.tables.__slots__
             if name not in ("prefix", "ttl_ns")
         }
-    found["meta"] = [(key, value) for key, value in found["meta"] if key not in (b"boot_id", b"clean", b"source")]
+    found["meta"] = [
+        (key, value) for key, value in found["meta"] if key not in (b"boot_id", b"clean", b"source")
+    ]
     return found
 
 
@@ -123,7 +125,9 @@ def drop_cookie(txn: WriteTransaction) -> None:
 
 
 def stray_cookie(txn: WriteTransaction) -> None:
-    txn.put(schema.pack_u64_pair(ROOT_INO, 20), schema.DIRSEQ.pack(1, 0o40000, 0) + b"stray", db=txn.tables.dirseq)
+    txn.put(
+        schema.pack_u64_pair(ROOT_INO, 20), schema.DIRSEQ.pack(1, 0o40000, 0) + b"stray", db=txn.tables.dirseq
+    )
 
 
 def drop_reverse(txn: WriteTransaction) -> None:

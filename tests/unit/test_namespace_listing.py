@@ -186,6 +186,10 @@ async def test_published_directories_go_when_their_marker_does(ns: Namespace, re
     assert await listed(ns, refresher, "d") == []
     ns.store.remove("d/")
     assert await listed(ns, refresher) == []
+    publish_here(ns, ns.mkdir("e"), b"")
+    ns.store.remove("e/")
+    assert await listed(ns, refresher, "e") == []  # now in the other order: first itself, then its parent
+    assert await listed(ns, refresher) == []
 
 
 async def test_a_directory_that_is_gone_keeps_what_is_only_here(ns: Namespace, refresher: Refresher) -> None:

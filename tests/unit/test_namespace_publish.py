@@ -51,9 +51,7 @@ def published(ns: Namespace, name: str, parent: int = ROOT_INO, mode: int = FILE
 
 def rename(ns: Namespace, parent: int, name: str, new_parent: int, new_name: str) -> None:
     ns.change(
-        lambda txn: tree.rename(
-            txn, parent, name.encode(), new_parent, new_name.encode(), now_ns=ns.clock.ns
-        )
+        lambda txn: tree.rename(txn, parent, name.encode(), new_parent, new_name.encode(), now_ns=ns.clock.ns)
     )
 
 

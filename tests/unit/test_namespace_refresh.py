@@ -13,6 +13,7 @@ import trio.testing
 from tests.support.namespace import Namespace, open_namespace
 from tierfs.errors import NameTooLong, NotADirectory, NotFound, StoreAccessDenied, StoreUnavailable
 from tierfs.namespace import publish, records, schema, tree
+from tierfs.namespace.db import WriteTransaction
 from tierfs.namespace.listing import Invalidation
 from tierfs.namespace.refresh import Refresher
 from tierfs.types import ROOT_INO, ContentId, Inode
@@ -79,7 +80,9 @@ async def test_a_small_tree_is_known_after_one_request(ns: Namespace, refresher:
 
 
 async def test_a_deep_key_is_opened_cold_with_two_requests(ns: Namespace, refresher: Refresher) -> None:
-    ns.store.fill([f"set/{x:02d}/{y:02d}/{z:03d}.bin" for x in range(16) for y in range(10) for z in range(100)])
+    ns.store.fill(
+        [f"set/{x:02d}/{y:02d}/{z:03d}.bin" for x in range(16) for y in range(10) for z in range(100)]
+    )
     ns.store.fill(["one/two/three/four/five/six.bin"])
     await refresher.listed(ROOT_INO)
     ns.store.requests()
@@ -135,7 +138,9 @@ async def test_import_lists_everything_in_parallel(ns: Namespace, refresher: Ref
     ns.store.fill([f"big/{number}" for number in range(3000)])
     ns.store.fill(["bad//key", "top"])
     seen: list[tuple[int, int]] = []
-    result = await refresher.import_prefix(b"", 4, lambda entries, directories: seen.append((entries, directories)))
+    result = await refresher.import_prefix(
+        b"", 4, lambda entries, directories: seen.append((entries, directories))
+    )
     assert result.entries == 8 * 20 * 20 + 8 * 20 + 8 + 3000 + 1 + 1 + 1
     assert result.directories == 8 * 20 + 8 + 1 + 1
     assert result.hidden_keys >= 1
@@ -184,7 +189,9 @@ async def test_a_positive_answer_is_believed_for_the_ttl(ns: Namespace, refreshe
     assert ns.invalidations == [Invalidation(ROOT_INO, b"a", first.ino)]
 
 
-async def test_a_negative_answer_is_believed_for_the_negative_ttl(ns: Namespace, refresher: Refresher) -> None:
+async def test_a_negative_answer_is_believed_for_the_negative_ttl(
+    ns: Namespace, refresher: Refresher
+) -> None:
     ns.store.set("d/a")
     top = await walk(refresher, "d")
     ns.store.requests()
@@ -453,6 +460,36 @@ async def test_during_an_outage_a_new_directory_can_be_filled(ns: Namespace, ref
         await refresher.lookup(top.ino, b"shard")
     ns.create("shard", parent=top.ino, content_id=CONTENT)
     assert (await refresher.lookup(top.ino, b"shard")).is_regular
+
+
+async def test_during_an_outage_a_published_directory_of_ours_can_be_filled(
+    ns: Namespace, refresher: Refresher
+) -> None:
+    top = ns.mkdir("runs")
+
+    def published(txn: WriteTransaction) -> bool:
+        publish.set_object(txn, top.ino, ns.store.set("runs/"), [], ns.clock.ns)
+        row = publish.dirty_row(txn, top.ino)
+        assert row is not None
+        return publish.forget_dirty(txn, top.ino, row.generation)
+
+    assert ns.change(published)
+    for _ in range(2):
+        ns.clock.advance(61)
+        await refresher.listed(ROOT_INO)
+        await refresher.listed(top.ino)
+    fail_with(ns, StoreUnavailable("down"))
+    ns.clock.advance(100)
+    with pytest.raises(NotFound):
+        await refresher.lookup(top.ino, b"new")
+    fail_with(ns, None)
+    ns.store.set("runs/theirs")
+    ns.clock.advance(100)
+    await refresher.listed(top.ino)
+    fail_with(ns, StoreUnavailable("down"))
+    ns.clock.advance(100)
+    with pytest.raises(StoreUnavailable):
+        await refresher.lookup(top.ino, b"new")
 
 
 async def test_refusals_are_errors_also_for_what_was_known(ns: Namespace, refresher: Refresher) -> None:

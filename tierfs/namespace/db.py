@@ -47,12 +47,13 @@ _FULL_BYTES: Final = 1024 * 1024
 class _ReadBlock:
     """``with db.read()``: nested blocks share the outer one's snapshot."""
 
-    __slots__ = ("_begin", "_depth", "_tables", "_txn")
+    __slots__ = ("_begin", "_depth", "_tables", "_thread", "_txn")
 
     def __init__(self, env: lmdb.Environment, tables: Tables) -> None:
         self._begin = env.begin
         self._tables = tables
         self._depth = 0
+        self._thread = 0
         self._txn: ReadTransaction | None = None
 
     def __enter__(self) -> ReadTransaction:
@@ -60,6 +61,9 @@ class _ReadBlock:
         if txn is None:
             # py-lmdb keeps finished read transactions and renews them: 0.1 us.
             txn = self._txn = ReadTransaction(self._begin(), self._tables)
+            self._thread = threading.get_ident()
+        elif self._thread != threading.get_ident():
+            raise RuntimeError("db.read() belongs to the trio thread; use db.snapshot() in other threads")
         self._depth += 1
         return txn
 

@@ -127,9 +127,7 @@ def _inode_line(txn: ReadTransaction, inode: Inode) -> dict[str, Any]:
         line["target"] = _text(target)
     if inode.flags & schema.HAS_XATTR:
         line["xattrs"] = {
-            _text(name): base64.b64encode(
-                txn.get(pack_u64(inode.ino) + name, b"", txn.tables.xattr)
-            ).decode()
+            _text(name): base64.b64encode(txn.get(pack_u64(inode.ino) + name, b"", txn.tables.xattr)).decode()
             for name in list_xattrs(txn, inode.ino)
         }
     row = objects.object_of(txn, inode.ino)

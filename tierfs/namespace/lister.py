@@ -403,9 +403,7 @@ class Lister:
 
     async def _page(self, prefix: str, *, recursive: bool, token: str | None) -> ListPage:
         self.counts.requests += 1
-        return await self._in_thread(
-            partial(self._store.list_page, prefix, recursive=recursive, token=token)
-        )
+        return await self._in_thread(partial(self._store.list_page, prefix, recursive=recursive, token=token))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(call, limiter=self._limiter, abandon_on_cancel=True)

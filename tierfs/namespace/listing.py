@@ -106,7 +106,7 @@ def apply_entries(
             continue
         _apply_file(txn, directory.ino, name, info, listing, changes)
     if subdirectories or changes.added:
-        note_changed(txn, directory.ino, listing, subdirectories)
+        note_changed(txn, directory.ino, listing, subdirectories, set_flags=schema.DIR_SEEN)
     return changes
 
 
@@ -187,6 +187,10 @@ def note_marker(
             publish.put_object_row(txn, directory_ino, row_of(marker, listing))
     elif row is not None and publish.keys_agree(txn, directory_ino):
         publish.disown(txn, directory_ino, row.key)
+        directory = records.find_inode(txn, directory_ino)
+        if directory is not None:
+            # Others removed the marker: from now on the bucket says whether the directory exists.
+            schema.put_inode(txn, replace(directory, flags=directory.flags | schema.DIR_SEEN))
 
 
 # -- shared with ``subtree`` and ``point`` -----------------------------------------------------------------
@@ -299,7 +303,9 @@ def replace_file(
     changes.invalidations.append(Invalidation(parent_ino, name, old.ino))
 
 
-def note_changed(txn: WriteTransaction, directory_ino: int, listing: Listing, subdirectories: int) -> None:
+def note_changed(
+    txn: WriteTransaction, directory_ino: int, listing: Listing, subdirectories: int, *, set_flags: int = 0
+) -> None:
     """Entries came or went. The first listing of a directory is no change of it."""
     directory = records.find_inode(txn, directory_ino)
     if directory is None:
@@ -308,7 +314,10 @@ def note_changed(txn: WriteTransaction, directory_ino: int, listing: Listing, su
     if directory.listed_until_ns:
         times = {"mtime_ns": listing.now_ns, "ctime_ns": listing.now_ns}
     schema.put_inode(
-        txn, schema.replace_inode(directory, nlink=directory.nlink + subdirectories, **times)
+        txn,
+        schema.replace_inode(
+            directory, nlink=directory.nlink + subdirectories, flags=directory.flags | set_flags, **times
+        ),
     )
 
 
@@ -335,7 +344,8 @@ def _apply_directory(
     if known is None:
         return 0
     if known.is_dir:
-        flags = known.flags | schema.DIR_SEEN | schema.IN_STORE
+        # That the bucket shows a directory which was made here says nothing: we put it there.
+        flags = known.flags | schema.IN_STORE | (0 if known.flags & schema.DIR_LOCAL else schema.DIR_SEEN)
         valid_until_ns = max(known.valid_until_ns, listing.valid_until_ns)
         if flags != known.flags or valid_until_ns != known.valid_until_ns:
             schema.put_inode(txn, replace(known, flags=flags, valid_until_ns=valid_until_ns))
@@ -429,4 +439,3 @@ def row_of(info: ObjectInfo, listing: Listing) -> ObjectRow:
         key=info.key, etag=info.etag, version_id=info.version_id, size_bytes=info.size_bytes,
         mtime_ns=info.mtime_ns, confirmed_ns=listing.started_ns,
     )  # fmt: skip
-

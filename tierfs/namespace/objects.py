@@ -77,6 +77,7 @@ def parked_key(db: Database, ino: int) -> str:
     """Where the object of an inode waits while two files exchange their keys."""
     return f"{db.tables.prefix}{RESERVED_PREFIX}parked/{ino}"
 
+
 def object_of(txn: ReadTransaction, ino: int) -> ObjectRow | None:
     """What the bucket holds for this inode, as far as we know."""
     raw = txn.get(pack_u64(ino), None, txn.tables.object)

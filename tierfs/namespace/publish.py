@@ -331,7 +331,6 @@ def is_key_needed(txn: ReadTransaction, key: str) -> bool:
     return owner_of_key(txn, key) is not None or live_inode_at(txn, key) is not None
 
 
-
 def covering_prefix(txn: ReadTransaction, key: str) -> DoomedRow | None:
     """The doomed prefix that ``key`` (or a prefix ending in ``/``) lies under, if there is one."""
     if not txn.entries(txn.tables.doomed):
@@ -364,7 +363,6 @@ def release(txn: WriteTransaction, ino: int, now_ns: int) -> None:
             if owner_of_key(txn, key) in (None, ino):
                 doom(txn, key, etag, now_ns, ino=ino)
             disown_key(txn, key, ino)
-
 
 
 def _take_key(txn: WriteTransaction, owner: int, key: str, now_ns: int) -> None:
@@ -401,7 +399,6 @@ def _decode_dirty(raw: bytes, ino: int) -> DirtyRow:
         return schema.decode_dirty(raw)
     except msgspec.DecodeError as error:
         raise DamagedRecord(f"table dirty, key {ino}: {error}") from None
-
 
 
 def _hide_stray_prefix(txn: WriteTransaction, key: str, ino: int, now_ns: int) -> None:

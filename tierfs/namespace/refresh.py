@@ -334,9 +334,7 @@ class Refresher:
             return False
         path = records.path_of(txn, parent)
         key = publish.key_of_path(txn, path + b"/" + name if path else name, False)
-        return (
-            publish.doomed_row(txn, key) is not None or publish.covering_prefix(txn, key + "/") is not None
-        )
+        return publish.doomed_row(txn, key) is not None or publish.covering_prefix(txn, key + "/") is not None
 
     def _is_only_ours(self, ino: int) -> bool:
         with self._db.read() as txn:

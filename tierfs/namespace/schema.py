@@ -88,7 +88,7 @@ RESERVED_NAME = b".tierfs"
 DIR_LOCAL = 1 << 0
 """Directory: made by this mount."""
 DIR_SEEN = 1 << 1
-"""Directory: a listing of the bucket has shown it."""
+"""Directory: others made it, or put something into it."""
 HAS_XATTR = 1 << 2
 """There is at least one xattr record."""
 UNPUBLISHED = 1 << 3
@@ -268,4 +268,3 @@ def put_inode(txn: WriteTransaction, inode: Inode) -> None:
 def replace_inode(inode: Inode, **changes: object) -> Inode:
     """A copy of ``inode`` with some fields changed."""
     return replace(inode, **changes)  # type: ignore[arg-type]
-

@@ -340,4 +340,3 @@ def reap(txn: WriteTransaction, ino: int) -> Inode | None:
 def _clamp(time_ns: int) -> int:
     """A time that the record can hold: years 1677 to 2262."""
     return max(-_INT64_MAX, min(time_ns, _INT64_MAX))
-

@@ -61,6 +61,4 @@ def _subdirectories(txn: ReadTransaction, inode: Inode) -> list[int]:
     if inode.nlink <= 2:
         # The link count of a directory says how many directories are in it: millions of files cost nothing.
         return []
-    return [
-        child for _, _, child, kind in records.iter_entries(txn, inode.ino) if kind == stat.S_IFDIR
-    ]
+    return [child for _, _, child, kind in records.iter_entries(txn, inode.ino) if kind == stat.S_IFDIR]
