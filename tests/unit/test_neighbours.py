@@ -64,16 +64,21 @@ async def test_files_after_a_file_in_the_order_of_names(db: Database) -> None:
     inos = await db.commit(build)
     following = following_in(db)
     names = {ino: name for name, ino in inos.items()}
-    assert [names[found.ino] for found in following(inos[b"a"], 10)] == [
+    after = following.after(inos[b"a"], 20)
+    assert [names[ino] for ino in after if ino in names] == [
         b"s-1", b"s-1.tar", b"s-10.tar", b"s-2.tar", b"\xff\xfe",
     ]  # fmt: skip
-    assert [names[found.ino] for found in following(inos[b"s-1"], 2)] == [b"s-1.tar", b"s-10.tar"]
-    assert following(inos[b"\xff\xfe"], 10) == []
-    found = following(inos[b"s-10.tar"], 1)[0]
-    assert (found.ref.key, found.ref.size_bytes) == ("s-2.tar", 100)
+    assert [ino for ino in after if following.ref_of(ino)] == [ino for ino in after if ino in names]
+    assert len(after) == 7, "not the directory and not the link"
+    assert [names[ino] for ino in following.after(inos[b"s-1"], 2)] == [b"s-1.tar", b"s-10.tar"]
+    assert list(following.after(inos[b"\xff\xfe"], 10)) == []
+    found = following.ref_of(inos[b"s-2.tar"])
+    assert found is not None
+    assert (found.key, found.size_bytes) == ("s-2.tar", 100)
 
 
 async def test_unknown_inodes_and_the_root_have_no_successor(db: Database) -> None:
     await db.commit(lambda txn: make(txn, ROOT_INO, b"file"))
-    assert following_in(db)(ROOT_INO, 5) == []
-    assert following_in(db)(987654, 5) == []
+    for ino in (ROOT_INO, 987654):
+        assert list(following_in(db).after(ino, 5)) == []
+        assert following_in(db).ref_of(ino) is None

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import pytest
 import trio
@@ -20,7 +20,7 @@ from tierfs.prefetch.job import PrefetchJob, PrefetchProgress, PrefetchTarget
 from tierfs.prefetch.pattern import MIB, Range
 from tierfs.prefetch.readahead import WHOLE_FILE_BYTES, ReadAheadTable
 from tierfs.prefetch.runner import PrefetchRunner
-from tierfs.prefetch.succession import MAX_CURSORS, MAX_DEPTH, SuccessionDetector, Successor
+from tierfs.prefetch.succession import MAX_CURSORS, MAX_DEPTH, SuccessionDetector
 from tierfs.types import ContentId, ObjectRef
 
 KIB = 1024
@@ -152,19 +152,42 @@ async def test_runner_survives_failures(nursery: trio.Nursery) -> None:
 # Read-ahead table
 
 
+class LazyRefs(Sequence[ObjectRef]):
+    """Many files of one size."""
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        self.count = count
+        self.size_bytes = size_bytes
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> ObjectRef:  # type: ignore[override]
+        return ref(number, self.size_bytes)
+
+
+class FakeNeighbours:
+    """File number n of the only directory is inode n."""
+
+    def __init__(self, files: Sequence[ObjectRef]) -> None:
+        self.files = files
+
+    def after(self, ino: int, count: int) -> Sequence[int]:
+        return range(ino + 1, min(len(self.files), ino + 1 + count))
+
+    def ref_of(self, ino: int) -> ObjectRef | None:
+        return self.files[ino]
+
+
 async def running_table(
     nursery: trio.Nursery, cache: FakeCache, *, files: list[ObjectRef] | None = None, **changes: object
 ) -> ReadAheadTable:
     """A table over a directory whose file number n is inode n."""
 
-    def following(ino: int, count: int) -> list[Successor]:
-        assert files is not None
-        return [Successor(n, files[n]) for n in range(ino + 1, min(len(files), ino + 1 + count))]
-
     table = ReadAheadTable(
         cache,  # type: ignore[arg-type]
         some_settings(**changes),
-        following=following if files else None,
+        following=FakeNeighbours(files) if files else None,
     )
     nursery.start_soon(table.run)
     await trio.testing.wait_all_tasks_blocked()
@@ -298,10 +321,8 @@ async def test_shards_in_random_order_are_not_foretold(nursery: trio.Nursery) ->
 # Succession
 
 
-def successors(count: int, size: int = 1000) -> Callable[[int, int], list[Successor]]:
-    return lambda ino, wanted: [
-        Successor(number, ref(number, size)) for number in range(ino + 1, min(count, ino + 1 + wanted))
-    ]
+def successors(count: int, size: int = 1000) -> FakeNeighbours:
+    return FakeNeighbours(LazyRefs(count, size))
 
 
 def opened(detector: SuccessionDetector, ino: int, *, local: bool = False) -> list[int]:

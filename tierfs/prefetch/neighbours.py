@@ -7,48 +7,50 @@ import stat
 from tierfs.namespace import publish, records
 from tierfs.namespace.db import Database
 from tierfs.namespace.schema import DIRENT, NUL_EPOCH_0, pack_u64
-from tierfs.namespace.transaction import ReadTransaction
-from tierfs.prefetch.succession import Following, Successor
+from tierfs.prefetch.succession import Neighbours
+from tierfs.types import ObjectRef
 
 _MAX_SKIPPED = 64
-"""Give up after this many entries in a row that are no files with an object."""
+"""Give up after this many entries that are no regular files."""
 
 
-def following_in(db: Database) -> Following:
-    """The ``Following`` that answers from this namespace. Trio thread; some microseconds per file."""
-
-    def following(ino: int, count: int) -> list[Successor]:
-        with db.read() as txn:
-            return following_files(txn, ino, count)
-
-    return following
+def following_in(db: Database) -> Neighbours:
+    """The ``Neighbours`` that answer from this namespace. Trio thread."""
+    return _NamespaceNeighbours(db)
 
 
-def following_files(txn: ReadTransaction, ino: int, count: int) -> list[Successor]:
-    """Up to ``count`` regular files after ``ino`` in the directory of its first name.
+class _NamespaceNeighbours:
+    """Only what the namespace knows: an unlisted part of a directory is not asked for."""
 
-    Directories, links, empty files and files whose content is not in the store yet are passed over. Only
-    what the namespace knows: an unlisted part of a directory is not asked for.
-    """
-    found: list[Successor] = []
-    place = records.first_name(txn, ino)
-    if place is None:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def after(self, ino: int, count: int) -> list[int]:
+        """Up to ``count`` regular files after ``ino`` in the directory of its first name."""
+        found: list[int] = []
+        with self._db.read() as txn:
+            place = records.first_name(txn, ino)
+            if place is None:
+                return found
+            parent, name = place
+            prefix = pack_u64(parent)
+            cursor = txn.cursor(txn.tables.dirent)
+            if not cursor.set_range(prefix + name + NUL_EPOCH_0):
+                return found
+            left = count + _MAX_SKIPPED
+            for key, value in cursor.iternext(True, True):
+                if left == 0 or not key.startswith(prefix):
+                    break
+                left -= 1
+                number, _, kind, _ = DIRENT.unpack(value)
+                if kind == stat.S_IFREG and number != ino:
+                    found.append(number)
+                    if len(found) == count:
+                        break
         return found
-    parent, name = place
-    prefix = pack_u64(parent)
-    cursor = txn.cursor(txn.tables.dirent)
-    if not cursor.set_range(prefix + name + NUL_EPOCH_0):
-        return found
-    left = count + _MAX_SKIPPED
-    for key, value in cursor.iternext(True, True):
-        if not key.startswith(prefix) or len(found) >= count or left == 0:
-            break
-        left -= 1
-        number, _, kind, _ = DIRENT.unpack(value)
-        if number == ino or kind != stat.S_IFREG:
-            continue
-        inode = records.find_inode(txn, number)
-        ref = None if inode is None else publish.ref_of(txn, inode)
-        if ref is not None and ref.size_bytes:
-            found.append(Successor(number, ref))
-    return found
+
+    def ref_of(self, ino: int) -> ObjectRef | None:
+        with self._db.read() as txn:
+            inode = records.find_inode(txn, ino)
+            ref = None if inode is None else publish.ref_of(txn, inode)
+        return ref if ref is not None and ref.size_bytes else None

@@ -15,7 +15,7 @@ from tierfs.config import Settings
 from tierfs.metrics import Metrics
 from tierfs.prefetch.pattern import PatternDetector, Range
 from tierfs.prefetch.runner import PrefetchRunner
-from tierfs.prefetch.succession import Following, SuccessionDetector, Successor
+from tierfs.prefetch.succession import Neighbours, SuccessionDetector, Successor
 from tierfs.types import ContentId, ObjectRef
 
 MAX_FILES = 4096
@@ -44,7 +44,7 @@ class ReadAheadTable:
         cache: Cache,
         settings: Settings,
         *,
-        following: Following | None = None,
+        following: Neighbours | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """``following``: who comes after whom in a directory; None: no read-ahead past the end of a file."""

@@ -9,9 +9,11 @@ every further time, so that files in random order cost a look-up each and fetch 
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tierfs.types import ObjectRef
 
@@ -31,8 +33,16 @@ class Successor:
     ref: ObjectRef
 
 
-Following = Callable[[int, int], Sequence[Successor]]
-"""``following(ino, count)``: up to ``count`` files that come after that one in its directory, by name."""
+class Neighbours(Protocol):
+    """What a directory knows about the order of its files. Asked for every cold file: some microseconds."""
+
+    def after(self, ino: int, count: int) -> Sequence[int]:
+        """Up to ``count`` regular files that come after that one in its directory, by name."""
+        ...
+
+    def ref_of(self, ino: int) -> ObjectRef | None:
+        """Where the bytes of a file are in the store; None if they are not there, or there are none."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +51,7 @@ class _Cursor:
     """How many files in a row were opened as expected."""
     seen: int = 0
     """Number of the open that it saw last."""
-    expected: OrderedDict[int, Successor] = field(default_factory=OrderedDict)
+    expected: OrderedDict[int, None] = field(default_factory=OrderedDict)
     last: int = 0
     """The inode after which no name has been asked for yet."""
     at_end: bool = False
@@ -50,8 +60,8 @@ class _Cursor:
 class SuccessionDetector:
     """See the module docstring. ``limit_bytes``: how much of unopened files one cursor may foretell."""
 
-    def __init__(self, following: Following, limit_bytes: int) -> None:
-        self._following = following
+    def __init__(self, neighbours: Neighbours, limit_bytes: int) -> None:
+        self._neighbours = neighbours
         self._limit_bytes = limit_bytes
         self._cursors: OrderedDict[_Cursor, None] = OrderedDict()
         self._by_ino: dict[int, _Cursor] = {}
@@ -96,11 +106,14 @@ class SuccessionDetector:
         """The first is always returned: how much of it is fetched is for the caller to say."""
         found: list[Successor] = []
         total = 0
-        for successor in cursor.expected.values():
-            total += successor.ref.size_bytes
-            if len(found) >= depth or (found and total > self._limit_bytes):
+        for ino in itertools.islice(cursor.expected, depth):
+            ref = self._neighbours.ref_of(ino)
+            if ref is None:
+                continue
+            total += ref.size_bytes
+            if found and total > self._limit_bytes:
                 break
-            found.append(successor)
+            found.append(Successor(ino, ref))
         return found
 
     def _arrive(self, cursor: _Cursor, ino: int) -> None:
@@ -116,13 +129,13 @@ class SuccessionDetector:
         missing = count - len(cursor.expected)
         if missing <= 0 or cursor.at_end:
             return
-        found = self._following(cursor.last, missing)
+        found = self._neighbours.after(cursor.last, missing)
         cursor.at_end = len(found) < missing
-        for successor in found:
-            cursor.last = successor.ino
-            if successor.ino not in self._by_ino:
-                cursor.expected[successor.ino] = successor
-                self._by_ino[successor.ino] = cursor
+        for ino in found:
+            cursor.last = ino
+            if ino not in self._by_ino:
+                cursor.expected[ino] = None
+                self._by_ino[ino] = cursor
 
     def _forget(self, cursor: _Cursor) -> None:
         del self._cursors[cursor]
