@@ -32,6 +32,7 @@ from tierfs.store.base import ObjectStore
 from tierfs.store.open import open_store
 from tierfs.store.retry import RetryingStore
 from tierfs.types import ROOT_INO
+from tierfs.writeback.claims import KeyClaims
 from tierfs.writeback.content import ContentTable
 from tierfs.writeback.deletions import Deletions
 from tierfs.writeback.objects import ObjectWriter
@@ -119,19 +120,20 @@ async def open_parts(
         memory_bytes=settings.memory_budget_bytes // 2,
     )
     deletions = Deletions(db, store, now_ns)
+    claims = KeyClaims(db, store, uploader, now_ns, deletions.is_deleting)
     writer = ObjectWriter(
         db,
         store,
         cache,
         contents,
         uploader,
+        claims,
         now_ns,
         on_renamed=lambda parent, old, new: kernel.entry_gone(parent, old),
-        is_deleting=deletions.is_deleting,
     )
-    publisher = Publisher(db, store, contents, writer, deletions, settings, now_ns)
+    publisher = Publisher(db, contents, writer, claims, deletions, settings, now_ns)
     deletions.on_progress = publisher.note_progress
-    deletions.on_needed = publisher.note_now
+    deletions.on_needed = claims.on_parked = publisher.note_now
     cache.set_drain(publisher.make_room)
     readahead = ReadAheadTable(cache, settings, following=following_in(db), metrics=metrics)
     services = Services(

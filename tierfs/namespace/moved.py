@@ -85,6 +85,20 @@ def is_prefix_needed(txn: ReadTransaction, prefix: str) -> bool:
     return False
 
 
+def owners_below(txn: ReadTransaction, prefix: str, limit: int) -> list[tuple[int, str]]:
+    """(inode, key) of at most ``limit`` keys below ``prefix`` that are owned; very long keys are left out."""
+    start = schema.object_prefix_digest(prefix)
+    cursor = txn.cursor(txn.tables.objkey)
+    found: list[tuple[int, str]] = []
+    if cursor.set_range(start):
+        for raw_key, raw_ino in cursor.iternext(True, True):
+            if not raw_key.startswith(start) or len(found) >= limit:
+                break
+            if b"\0" not in raw_key:
+                found.append((unpack_u64(raw_ino)[0], raw_key.decode("utf-8", "surrogatepass")))
+    return found
+
+
 def _lives_at(txn: ReadTransaction, ino: int, raw_key: bytes, prefixes: dict[int, str]) -> bool:
     """Whether one of the inode's names maps to that key of table objkey. ``prefixes``: a cache."""
     inode = records.find_inode(txn, ino)

@@ -32,6 +32,7 @@ from tierfs.namespace import records, schema
 from tierfs.namespace.moved import MoveCursor as MoveCursor
 from tierfs.namespace.moved import is_prefix_needed as is_prefix_needed
 from tierfs.namespace.moved import next_moved_children as next_moved_children
+from tierfs.namespace.moved import owners_below as owners_below
 from tierfs.namespace.objects import RESERVED_PREFIX as RESERVED_PREFIX
 from tierfs.namespace.objects import disown_key
 from tierfs.namespace.objects import key_of as key_of

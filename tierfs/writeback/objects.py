@@ -24,9 +24,10 @@ from tierfs.errors import NotFound, ObjectNotFound, PreconditionFailed, StoreErr
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.metadata import metadata_of
-from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
+from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import Condition, ObjectStore
 from tierfs.types import ContentId, Inode, ObjectInfo, ObjectRef
+from tierfs.writeback.claims import KeyClaims, NotYet
 from tierfs.writeback.content import ContentTable, FileContent
 from tierfs.writeback.upload import Uploader
 
@@ -34,10 +35,6 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 CONTENT_METADATA = "tierfs-content"
-
-
-class NotYet(TierfsError):
-    """Another inode has to be published first; try again soon."""
 
 
 def object_metadata(inode: Inode, tag: str) -> dict[str, str]:
@@ -55,9 +52,9 @@ class ObjectWriter:
         cache: Cache,
         contents: ContentTable,
         uploader: Uploader,
+        claims: KeyClaims,
         now_ns: Callable[[], int],
         on_renamed: Callable[[int, bytes, bytes], None],
-        is_deleting: Callable[[str], bool],
     ) -> None:
         with db.read() as txn:
             self._node = publish.file_system_id(txn)
@@ -66,9 +63,9 @@ class ObjectWriter:
         self._cache = cache
         self._contents = contents
         self._uploader = uploader
+        self._claims = claims
         self._now_ns = now_ns
         self._on_renamed = on_renamed
-        self._is_deleting = is_deleting
         self.conflicts = 0
 
     async def publish_file(self, inode: Inode, row: schema.DirtyRow, *, force: bool) -> None:
@@ -78,7 +75,7 @@ class ObjectWriter:
             current = publish.object_of(txn, inode.ino)
         if not keys:
             raise NotFound(f"inode {inode.ino} has no name")
-        await self._claim(keys[0], inode.ino)
+        await self._claims.claim(keys[0], inode.ino)
         if inode.is_regular and inode.flags & schema.DATA_LOCAL:
             await self._publish_content(inode, row, keys, force=force)
             return
@@ -237,57 +234,6 @@ class ObjectWriter:
         self._on_renamed(parent, name, new_name)
         raise NotYet(f"{key}: taken by another node")
 
-    async def _claim(self, key: str, ino: int) -> None:
-        """Own ``key`` before writing to it.
-
-        An object that another, renamed inode still needs as its source is not overwritten: that inode goes
-        first. Two that need each other's key are parted by parking one object.
-        """
-        if self._is_deleting(key):
-            raise NotYet(f"{key}: the object that was there is being deleted")
-        with self._db.read() as txn:
-            owner = publish.owner_of_key(txn, key)
-            row = publish.dirty_row(txn, ino)
-            if owner == ino and row is not None and row.claim in ("", key):
-                return
-            cycle = owner is not None and self._waits_for(txn, owner, ino)
-        if cycle and owner is not None:
-            await self._break_cycle(owner, key)
-        if not await self._db.commit(lambda txn: publish.claim_key(txn, ino, key, self._now_ns())):
-            raise NotYet(f"{key}: still the source of a file that is being moved")
-
-    def _waits_for(self, txn: ReadTransaction, ino: int, target: int) -> bool:
-        """Whether moving ``ino`` needs, directly or through others, a key that ``target`` owns."""
-        seen: set[int] = set()
-        while ino not in seen:
-            seen.add(ino)
-            keys = publish.key_of(txn, ino)
-            owner = publish.owner_of_key(txn, keys[0]) if keys else None
-            if owner is None:
-                return False
-            if owner == target:
-                return True
-            ino = owner
-        return False
-
-    async def _break_cycle(self, owner: int, key: str) -> None:
-        """Two files exchanged names: park the object of one of them under ``.tierfs/``."""
-        with self._db.read() as txn:
-            current = publish.object_of(txn, owner)
-        if current is None or current.info.key != key:
-            return
-        parked_key = publish.parked_key(self._db, owner)
-        info = await self._run(lambda: self._store.copy(current.info, parked_key))
-
-        def record(txn: WriteTransaction) -> None:
-            now = publish.object_of(txn, owner)
-            if now is not None and now.info.key == key:
-                publish.set_object(txn, owner, info, [], self._now_ns())
-            else:
-                publish.doom(txn, parked_key, info.etag, self._now_ns(), ino=owner)
-
-        await self._db.commit(record)
-
     async def _copy(self, inode: Inode, source: ObjectInfo, key: str) -> ObjectInfo:
         """Move or re-label an object on the server; its bytes stay there."""
         metadata = object_metadata(inode, self._tag(inode.content_id))
@@ -319,7 +265,7 @@ class ObjectWriter:
         if not keys or not keys[0].rstrip("/"):
             await self._db.commit(lambda txn: publish.forget_dirty(txn, ino, row.generation))
             return
-        await self._claim(keys[0], ino)
+        await self._claims.claim(keys[0], ino)
         info = await self._put_body(inode, keys[0], b"")
         await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=[]))
 

@@ -22,10 +22,10 @@ from tierfs.errors import NotFound, StoreError, StoreUnsupported, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
-from tierfs.store.base import ObjectStore
+from tierfs.writeback.claims import KeyClaims, NotYet
 from tierfs.writeback.content import ContentTable
 from tierfs.writeback.deletions import Deletions
-from tierfs.writeback.objects import NotYet, ObjectWriter
+from tierfs.writeback.objects import ObjectWriter
 from tierfs.writeback.upload import ContentChanged
 
 log = structlog.get_logger(__name__)
@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 RETRY_SOON_S = 0.2
+BLOCKED_ATTEMPTS = 50
 SCAN_BATCH = 1000
 
 
@@ -51,17 +52,17 @@ class Publisher:
     def __init__(
         self,
         db: Database,
-        store: ObjectStore,
         contents: ContentTable,
         writer: ObjectWriter,
+        claims: KeyClaims,
         deletions: Deletions,
         settings: Settings,
         now_ns: Callable[[], int],
     ) -> None:
         self._db = db
-        self._store = store
         self._contents = contents
         self._writer = writer
+        self._claims = claims
         self._deletions = deletions
         self._settings = settings
         self._now_ns = now_ns
@@ -69,6 +70,8 @@ class Publisher:
         self._due_at: dict[int, float] = {}
         self._running: set[int] = set()
         self._again: set[int] = set()
+        self._blocked_attempts: dict[int, int] = {}
+        self._make_way: set[int] = set()
         self._wake = trio.Event()
         self._progress = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -156,14 +159,7 @@ class Publisher:
         except NotYet:
             self.note(ino, RETRY_SOON_S)
         except StoreUnsupported as error:
-            # A store of directories cannot hold ``x`` beside ``x/y``: what was there has to go first.
-            with self._db.read() as txn:
-                waits = publish.doomed_count(txn) > 0
-            if waits:
-                self._deletions.note(0.0)
-                self.note(ino, RETRY_SOON_S)
-            else:
-                self._failed(ino, error)
+            self._blocked(ino, error)
         except TierfsError as error:
             self._failed(ino, error)
         except Exception:
@@ -171,6 +167,18 @@ class Publisher:
             self._failed(ino, TierfsError("unexpected exception, see the log"))
         finally:
             self._finished(ino)
+
+    def _blocked(self, ino: int, error: StoreUnsupported) -> None:
+        """A store of directories cannot hold ``x`` beside ``x/y``: what was there has to go first."""
+        attempts = self._blocked_attempts.get(ino, 0) + 1
+        if attempts > BLOCKED_ATTEMPTS:
+            self._blocked_attempts.pop(ino, None)
+            self._failed(ino, error)
+            return
+        self._blocked_attempts[ino] = attempts
+        self._make_way.update({ino} if attempts > 1 else ())
+        self._deletions.note(0.0)
+        self.note(ino, RETRY_SOON_S)
 
     def _finished(self, ino: int) -> None:
         self._running.discard(ino)
@@ -231,6 +239,10 @@ class Publisher:
         if inode is None or inode.nlink == 0:
             await self._db.commit(lambda txn: publish.forget_dirty(txn, ino, row.generation))
             return
+        if ino in self._make_way:
+            self._make_way.discard(ino)
+            await self._claims.make_way(ino)
+            self._deletions.note(0.0)
         if inode.is_dir:
             await self._publish_directory(ino, row)
         else:
@@ -242,6 +254,7 @@ class Publisher:
                 if publish.doomed_count(txn):
                     self._deletions.note(0.0)
         self.failures.pop(ino, None)
+        self._blocked_attempts.pop(ino, None)
         self.published_count += 1
 
     async def _publish_directory(self, ino: int, row: schema.DirtyRow) -> None:
