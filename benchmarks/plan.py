@@ -22,6 +22,12 @@ MOUNT, PLAIN, DIRECT, CLIENT = "mount", "plain", "direct", "client"
 PARALLEL_GETS = 16
 READERS = 8
 GET_BYTES = 8 * MIB
+STREAM = f"cold sequential, 1 reader, against {PARALLEL_GETS} GETs"
+MANY_SMALL = f"cold small files, {READERS} readers"
+GOAL = 0.8
+"""Part of what the store gives by itself that is wanted through the mount."""
+MEMORY_BESIDE_BYTES = 300 * MIB
+"""What the daemon may need beside its budget for file data."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Plan:
             }
             for number in (1, READERS)
         ]
+        self.memory_goal_bytes = 0
         self._by_name: dict[str, Metric] = {}
 
     def metric(self, name: str, unit: str, *, higher_is_better: bool = True) -> Metric:
@@ -123,7 +130,7 @@ class Plan:
     def _cold_sequential(self, backwards: bool) -> None:
         size = self.scale.large_bytes
         whole = self.metric("cold sequential, 1 reader, against 1 GET", "MiB/s")
-        parallel = self.metric(f"cold sequential, 1 reader, against {PARALLEL_GETS} GETs", "MiB/s")
+        parallel = self.metric(STREAM, "MiB/s")
         ranges = pieces("large.bin", size)
         plain = str(self.plain_dir / "large.bin")
 
@@ -169,7 +176,7 @@ class Plan:
         in_order([by_plain, by_mount], backwards)
 
     def _cold_small(self, sizes: dict[str, int], readers: int, backwards: bool, seed: int) -> None:
-        metric = self.metric(f"cold small files, {readers} reader{'s' if readers > 1 else ''}", "files/s")
+        metric = self.metric(MANY_SMALL if readers == READERS else "cold small files, 1 reader", "files/s")
         keys = random.Random(seed).sample(sorted(sizes), len(sizes))
         shares = [keys[first::readers] for first in range(readers)]
         ranges: list[list[Range]] = [[(key, 0, sizes[key]) for key in share] for share in shares]
@@ -234,6 +241,9 @@ class Plan:
             self.notes["entries read"] = found
             name = f"memory: after reading {found:,} entries"
             self.metric(name, "MiB", higher_is_better=False).add(MOUNT, mount.resident_bytes() / MIB)
+            self.memory_goal_bytes = (
+                int(mount.status()["engine"]["buffer_budget_bytes"]) + MEMORY_BESIDE_BYTES
+            )
             keys = sorted(self.small[1])[: self.scale.handles]
             descriptors = [os.open(self.mountpoint / key, os.O_RDONLY) for key in keys]
             try:
@@ -244,6 +254,26 @@ class Plan:
             finally:
                 for fd in descriptors:
                     os.close(fd)
+
+    def goals(self) -> list[str]:
+        """What is wanted, what was reached, and whether that is enough."""
+        lines = []
+        for name, reference in ((STREAM, DIRECT), (MANY_SMALL, CLIENT)):
+            ratio = self.metric(name, "").ratio(MOUNT, reference)
+            if ratio is not None:
+                lines.append(f"{_met(ratio >= GOAL)}  {name}: {ratio:.2f} x {reference}, wanted {GOAL:.2f}")
+        for metric in self.metrics:
+            most = max(metric.values.get(MOUNT, ()), default=None)
+            if metric.name.startswith("memory") and most is not None and self.memory_goal_bytes:
+                goal = self.memory_goal_bytes / MIB
+                lines.append(
+                    f"{_met(most <= goal)}  {metric.name}: {most:.0f} MiB, at most {goal:.0f} wanted"
+                )
+        return lines
+
+
+def _met(enough: bool) -> str:
+    return "met    " if enough else "MISSED "
 
 
 def pieces(key: str, size: int) -> list[Range]:

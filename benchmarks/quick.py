@@ -60,6 +60,8 @@ def report(plan: Plan, about: dict[str, Any], seconds: float) -> str:
         f"          {plan.scale.rounds} rounds in {seconds:.0f} s",
         "",
         table(plan.metrics, MOUNT, (PLAIN, DIRECT, CLIENT)),
+        "",
+        *plan.goals(),
     ]
     return "\n".join(lines)
 

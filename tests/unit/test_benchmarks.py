@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import loops
-from benchmarks.plan import GET_BYTES, MIB, TINY, Plan, in_order, pieces
+from benchmarks.plan import GET_BYTES, MANY_SMALL, MIB, STREAM, TINY, Plan, in_order, pieces
 from benchmarks.samples import Metric, show, table
 from benchmarks.sources import DirectorySource, client, empty, fill, open_source
 
@@ -130,3 +130,15 @@ def test_plan_prepares_the_same_data_twice(tmp_path: Path) -> None:
         assert len(plain[Path("large.bin")]) == TINY.large_bytes
         assert all((source.directory / name).read_bytes() == body for name, body in plain.items())
         assert len(list((source.directory / "entries").iterdir())) == TINY.entries
+
+
+def test_goals_are_named_met_or_missed(tmp_path: Path) -> None:
+    plan = Plan(TINY, DirectorySource(tmp_path), tmp_path, tmp_path)
+    assert plan.goals() == []
+    for name, reference, value in ((STREAM, "direct", 90.0), (MANY_SMALL, "client", 70.0)):
+        plan.metric(name, "MiB/s").add("mount", value)
+        plan.metric(name, "MiB/s").add(reference, 100.0)
+    plan.metric("memory: at rest", "MiB", higher_is_better=False).add("mount", 900.0)
+    plan.memory_goal_bytes = 812 * MIB
+    assert [line.split()[0] for line in plan.goals()] == ["met", "MISSED", "MISSED"]
+    assert "0.70 x client, wanted 0.80" in plan.goals()[1]
