@@ -115,9 +115,9 @@ def test_multipart_and_large_reads(mount_factory: MountFactory, bucket: Bucket) 
 
 
 def test_change_in_the_middle_of_a_large_file(mount_factory: MountFactory, bucket: Bucket) -> None:
-    mounted = mount_factory(**bucket.settings("--part-size", "5M"))
     data = bytearray(os.urandom(18 * MIB))
     bucket.put("f", bytes(data))
+    mounted = mount_factory(**bucket.settings("--part-size", "5M"))
     handle = os.open(mounted.path / "f", os.O_RDWR)
     os.pwrite(handle, b"changed", 9 * MIB + 3)
     data[9 * MIB + 3 : 9 * MIB + 10] = b"changed"
