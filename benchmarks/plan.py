@@ -224,7 +224,7 @@ class Plan:
             paths = [str(directory / f"rank{rank}.pt") for rank in range(scale.shards)]
             writers = [loops.write_file(path, scale.shard_bytes) for path in paths]
             metric.add(target, together(writers).seconds)
-            if target == MOUNT and number == scale.rounds - 1:
+            if target == MOUNT and number == 0:
                 uploaded.add(MOUNT, mount.flush())
             shutil.rmtree(directory)
 
