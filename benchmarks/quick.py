@@ -31,7 +31,6 @@ from benchmarks.plan import CLIENT, DIRECT, MOUNT, PLAIN, TINY, Plan, Scale
 from benchmarks.samples import table
 from benchmarks.sources import SourceFailed, open_source
 
-
 LAST_ROUND_AFTER_S = 110.0
 """No further round is begun after this time, so that a slow machine gets an answer too."""
 
