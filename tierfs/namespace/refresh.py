@@ -13,7 +13,8 @@ The hot path is ``lookup_local``: no await, no request, whenever the answer is s
 * One question at a time about the same thing: whoever else needs the answer waits for it. A caller that
   is cancelled leaves the question running.
 * While the store fails, what was known before is served, names that were never known raise the store's
-  error (never "not found"), and after a failure the store is left alone for ``questions.PAUSE_S``. Names in a
+  error (never "not found"; in a directory that was once listed completely a name that was not there is
+  still not there), and after a failure the store is left alone for ``questions.PAUSE_S``. Names in a
   directory made here, in which nobody else's entry has ever been seen, are simply not there.
 
 Called on the trio thread only.
@@ -53,6 +54,8 @@ SMALL_ENTRIES = 2000
 FREE_POINT_LOOKUPS = 4
 PATIENCE_S = 5.0
 """How long a request that could be answered with stale knowledge waits for the store."""
+PATIENCE_DURING_OUTAGE_S = 0.1
+"""The same while the last answer of the store was a transient failure."""
 LISTING_PATIENCE_S = 1.0
 """How long a look-up waits for the listing of a large directory before it asks for its name alone."""
 NEGATIVE_PER_LISTING_TIME = 10
@@ -94,6 +97,7 @@ class Refresher:
         on_invalidate: Callable[[Sequence[Invalidation]], None],
     ) -> None:
         self._db = db
+        self._store = store
         self._now_ns = now_ns
         db.tables.prefix = prefix
         db.tables.ttl_ns = self._ttl_ns = int(settings.ttl_s * 1e9)
@@ -150,16 +154,26 @@ class Refresher:
         if found is not None:
             return found
         with self._db.read() as txn:
-            stale = records.find_entry(txn, parent, name) is not None
+            # A name that a complete listing did not have is stale knowledge too: without it nothing could
+            # be created during an outage. Conditional uploads notice what another node made meanwhile.
+            stale = (
+                records.find_entry(txn, parent, name) is not None
+                or records.get_directory(txn, parent).listed_until_ns > 0
+                or self._is_only_ours(parent)
+            )
         try:
-            with trio.move_on_after(PATIENCE_S if stale else math.inf):
+            with trio.move_on_after(self._patience_s() if stale else math.inf):
                 for _ in range(_ATTEMPTS):
                     if await self._learn(parent, name):
                         break
         except TransientStoreError:
-            if not stale and not self._is_only_ours(parent):
+            if not stale:
                 raise
         return self._known(parent, name)
+
+    def _patience_s(self) -> float:
+        failing = self.store_failing or getattr(self._store, "failure", None) is not None
+        return PATIENCE_DURING_OUTAGE_S if failing else PATIENCE_S
 
     async def listed(self, ino: int) -> None:
         """Everything in this directory is known and valid when this returns, as far as the store can say.
@@ -172,7 +186,7 @@ class Refresher:
             if directory.listed_until_ns > self._now_ns():
                 return
             try:
-                with trio.move_on_after(PATIENCE_S if directory.listed_until_ns else math.inf):
+                with trio.move_on_after(self._patience_s() if directory.listed_until_ns else math.inf):
                     await self._list(ino)
                 return
             except TransientStoreError:

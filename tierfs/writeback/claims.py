@@ -46,6 +46,13 @@ class KeyClaims:
         self.on_parked: Callable[[int], None] = lambda ino: None
         """Called with an inode whose object was parked: it has to be published."""
 
+    def check_free(self, key: str, ino: int) -> None:
+        """Raises ``NotYet`` while another inode owns ``key``, or what was there is being deleted."""
+        with self._db.read() as txn:
+            owner = publish.owner_of_key(txn, key)
+        if self._is_deleting(key) or owner not in (None, ino):
+            raise NotYet(f"{key}: taken until another object has gone")
+
     async def claim(self, key: str, ino: int) -> None:
         """Own ``key`` before writing to it. Raises ``NotYet`` while somebody else has to go first."""
         if self._is_deleting(key):

@@ -241,7 +241,12 @@ class ObjectWriter:
 
     async def _copy_links(self, inode: Inode, info: ObjectInfo, keys: list[str]) -> list[ObjectInfo]:
         """Further names of a hard-linked file are further objects, copied on the server."""
-        return [await self._run(partial(self._store.copy, info, key)) for key in keys if key != info.key]
+        copies: list[ObjectInfo] = []
+        for key in keys:
+            if key != info.key:
+                self._claims.check_free(key, inode.ino)
+                copies.append(await self._run(partial(self._store.copy, info, key)))
+        return copies
 
     async def _put_empty(self, inode: Inode, key: str) -> ObjectInfo:
         return await self._put_body(inode, key, b"")

@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 RETRY_SOON_S = 0.2
+RESCAN_S = 10.0
 BLOCKED_ATTEMPTS = 50
 SCAN_BATCH = 1000
 
@@ -114,8 +115,10 @@ class Publisher:
         while True:
             self._wake = trio.Event()
             pause = self._start_due(nursery)
-            with trio.move_on_after(pause):
+            with trio.move_on_after(min(pause, RESCAN_S)) as scope:
                 await self._wake.wait()
+            if scope.cancelled_caught:
+                self._note_forgotten()
 
     def _start_due(self, nursery: trio.Nursery) -> float:
         """Start what is due while there is room; seconds until there may be more to do."""
@@ -137,6 +140,17 @@ class Publisher:
                 self._running.add(ino)
                 nursery.start_soon(self._publish_in_background, ino)
         return float("inf")
+
+    def _note_forgotten(self) -> None:
+        """Rows that nobody announced, one batch: marks made as a side effect of another change."""
+        with self._db.read() as txn:
+            rows = publish.dirty_entries(txn, limit=SCAN_BATCH)
+        for row in rows:
+            self._note_unless_known(row.ino)
+
+    def _note_unless_known(self, ino: int) -> None:
+        if ino not in self._due_at and ino not in self._running and not self._is_being_written(ino):
+            self.note(ino, 0.0)
 
     async def _note_all(self, delay_s: float) -> None:
         """Put every inode that has a dirty row into the queue."""
@@ -275,7 +289,8 @@ class Publisher:
         """Publish everything (below a path) without delay; True when nothing is left.
 
         ``progress(files, bytes)`` is called with what is left. Returns False when everything that is
-        left has failed at least once since the call: the caller says so and may wait again.
+        left has failed at least once since the call: the caller says so and may wait again. Files that
+        are open for writing are not waited for.
         """
         await self._note_all(0.0)
         self._deletions.note(0.0)
@@ -284,6 +299,9 @@ class Publisher:
         while True:
             event = self._progress
             left, left_bytes = self.backlog(below)
+            left = [ino for ino in left if not self._is_being_written(ino)]
+            for ino in left:
+                self._note_unless_known(ino)
             if progress is not None:
                 progress(len(left), left_bytes)
             doomed = 0 if below else self._deletions.pending()
@@ -301,6 +319,10 @@ class Publisher:
                 return False
             with trio.move_on_after(0.5):
                 await event.wait()
+
+    def _is_being_written(self, ino: int) -> bool:
+        content = self._contents.peek(ino)
+        return content is not None and content.writers > 0
 
     def backlog(self, below: bytes = b"") -> tuple[list[int], int]:
         """Inodes that are not in the store yet, and the bytes of file data among them."""
