@@ -146,7 +146,7 @@ def object_file(root: Path, content_id: ContentId) -> Path:
 
 def device_bytes(root: Path) -> int:
     """What the file data of a tier takes on its device, by the file system's own account."""
-    return sum(os.stat(path).st_blocks * 512 for folder in ("objects", "dirty")
+    return sum(os.stat(path).st_blocks * 512 for folder in ("objects", "segments", "dirty")
                for path in (root / folder).rglob("*") if path.is_file())
 
 

@@ -41,6 +41,8 @@ async def test_readers_of_one_block_share_one_request(tmp_path, store):
 
     async with opened_cache(store, settings_for(tmp_path, nvme(tmp_path / "t", 64 * MIB))) as cache:
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, cache, 3 * BLOCK, BLOCK)
+            await wait_for(lambda: store.running == 1)
             for _ in range(10):
                 nursery.start_soon(read, cache, 3 * BLOCK, BLOCK)
                 nursery.start_soon(read, cache, 3 * BLOCK + 7, 9)

@@ -129,7 +129,7 @@ def test_opening_two_hundred_thousand_records_reads_none_of_them(tmp_path):
     while position is not None:
         found, position = index.walk(position, 5000)
         assert len(found) <= 5000
-        assert all(entry[1:] == (0, 53_248) for entry in found)
+        assert all((entry.extent_no, entry.nbytes) == (0, 53_248) for entry in found)
         seen += len(found)
     assert seen == 200_000
     index.close(clean=True)

@@ -148,7 +148,7 @@ async def test_a_clean_stop_commits_what_was_pending(tmp_path):
 
 
 async def test_after_a_kill_uncommitted_blocks_are_absent_and_swept(tmp_path):
-    small, small_body = an_object(50_000)
+    small, small_body = an_object(350_000)
     large, large_body = an_object(3 * MIB)
     async with opened_tier(nvme(tmp_path, 64 * MIB), clean=False, upkeep_runs=False) as tier:
         await put(tier, large, large_body, range(4))
@@ -168,7 +168,7 @@ async def test_after_a_kill_uncommitted_blocks_are_absent_and_swept(tmp_path):
         assert await read(tier, large, 0, 4 * BLOCK) == large_body[: 4 * BLOCK]
         check_accounts(tier)
         assert await put(tier, small, small_body)
-        assert await read(tier, small, 0, 50_000) == small_body
+        assert await read(tier, small, 0, 350_000) == small_body
 
 
 async def test_after_an_unclean_reboot_blocks_are_verified_before_use(tmp_path):
@@ -257,7 +257,7 @@ async def test_capacity_is_obeyed_and_bytes_stay_right(tmp_path, seed):
 
 
 async def test_a_small_content_is_unlinked_and_a_large_one_punched(tmp_path):
-    small, small_body = an_object(100_000)
+    small, small_body = an_object(300_000)
     large, large_body = an_object(3 * EXTENT)
     async with opened_tier(nvme(tmp_path, 64 * MIB)) as tier:
         await put(tier, small, small_body)
@@ -272,6 +272,100 @@ async def test_a_small_content_is_unlinked_and_a_large_one_punched(tmp_path):
         await tier.evictor.settled()
         assert not object_file(tmp_path, large.content_id).exists()
         check_accounts(tier)
+
+
+async def test_small_contents_share_segments(tmp_path):
+    objects = [an_object(random.Random(n).randint(1, 250_000), n) for n in range(40)]
+    total = sum(-(-ref.size_bytes // 4096) * 4096 for ref, _ in objects)
+    async with opened_tier(nvme(tmp_path, 64 * MIB)) as tier:
+        for ref, body in objects:
+            assert await put(tier, ref, body)
+        assert list((tmp_path / "objects").rglob("*")) == []
+        (segment,) = (tmp_path / "segments").iterdir()
+        assert tier.ledger.data_bytes == total
+        check_accounts(tier)
+        for ref, body in objects:
+            assert tier.read_nowait(ref.content_id, 0, ref.size_bytes) == body
+        tier.evictor.evict([(ref.content_id, 0) for ref, _ in objects[:20]])
+        await tier.evictor.settled()
+        check_accounts(tier)
+        for ref, body in objects[20:]:
+            assert await tier.read_blocks(ref.content_id, 0, ref.size_bytes) == body
+        for ref, body in objects[:20]:
+            assert await read(tier, ref, 0, 1) is None
+            assert await put(tier, ref, body)
+    async with opened_tier(nvme(tmp_path, 64 * MIB)) as tier:
+        await tier.walked.wait()
+        for ref, body in objects:
+            assert await read(tier, ref, 0, ref.size_bytes) == body
+        for ref, _ in objects:
+            tier.evictor.forget(ref.content_id)
+        await tier.evictor.settled()
+        assert tier.ledger.data_bytes == 0
+        assert not segment.exists()
+        assert device_bytes(tmp_path) == 0
+
+
+async def test_a_segment_is_swept_after_a_kill(tmp_path):
+    objects = [an_object(100_000 + n, n) for n in range(30)]
+    async with opened_tier(nvme(tmp_path, 64 * MIB), clean=False, upkeep_runs=False) as tier:
+        for number, (ref, body) in enumerate(objects):
+            await put(tier, ref, body)
+            if number == 19:
+                await tier.commit()
+                tier.evictor.evict([(ref.content_id, 0) for ref, _ in objects[:5]])
+                await tier.evictor.settled()
+                tier.evictor.forget(objects[10][0].content_id)
+                await tier.evictor.settled()
+    kept = objects[5:10] + objects[11:20]
+    async with opened_tier(nvme(tmp_path, 64 * MIB)) as tier:
+        await tier.walked.wait()
+        with trio.fail_after(10):
+            while device_bytes(tmp_path) > tier.ledger.data_bytes:
+                await trio.sleep(0.01)
+        for ref, body in objects:
+            if (ref, body) in kept:
+                assert await tier.read_blocks(ref.content_id, 0, ref.size_bytes) == body
+            else:
+                assert await read(tier, ref, 0, 10) is None
+        check_accounts(tier)
+        assert tier.damaged_blocks == 0
+
+
+async def test_a_damaged_packed_content_gets_another_place(tmp_path):
+    objects = [an_object(140_000, n) for n in range(3)]
+    async with opened_tier(nvme(tmp_path, 64 * MIB)) as tier:
+        for ref, body in objects:
+            await put(tier, ref, body)
+        ref, body = objects[1]
+        segment, place, size = tier.place_of(ref.content_id)
+        (path,) = (tmp_path / "segments").iterdir()
+        with path.open("r+b") as file:
+            file.seek(place + 135_000)
+            file.write(b"rot")
+        assert await tier.read_blocks(ref.content_id, 0, BLOCK) == body[:BLOCK]
+        assert await tier.read_blocks(ref.content_id, 0, size) is None
+        assert tier.damaged_blocks == 1
+        assert tier.presence.resident_bytes(ref.content_id) == 0
+        assert await put(tier, ref, body)
+        assert tier.place_of(ref.content_id)[1] > place
+        for ref, body in objects:
+            assert await tier.read_blocks(ref.content_id, 0, size) == body
+        await tier.evictor.settled()
+        check_accounts(tier)
+
+
+async def test_a_content_that_is_fetched_in_parts_is_not_packed(tmp_path):
+    ref, body = an_object(250_000)
+    async with opened_tier(nvme(tmp_path, 64 * MIB)) as tier:
+        assert await put(tier, ref, body, range(1, 2))
+        assert await put(tier, ref, body)
+        assert tier.place_of(ref.content_id) is None
+        assert await read(tier, ref, 0, 250_000) == body
+        whole = await tier.reserve(an_object(5000)[0], 0, 0, 1)
+        assert whole.segment
+        assert await tier.reserve(an_object(5000)[0], 0, 0, 1) is None
+        tier.abandon(whole)
 
 
 async def test_a_hole_is_punched_only_after_the_commit(tmp_path, monkeypatch):
@@ -539,16 +633,19 @@ async def test_room_is_found_among_units_that_are_not_walked_yet(tmp_path):
         check_accounts(tier)
 
 
-async def test_a_file_system_without_holes_keeps_the_extent(tmp_path, monkeypatch):
+async def test_a_file_system_without_holes_keeps_whole_files(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "punch", lambda fd, offset, length: False)
-    ref, body = an_object(2 * EXTENT)
-    async with opened_tier(nvme(tmp_path, 64 * MIB)) as tier:
-        await put(tier, ref, body)
-        tier.evictor.evict([(ref.content_id, 1)])
-        await tier.evictor.settled()
-        assert await read(tier, ref, 0, 100) == body[:100]
-        assert await put(tier, ref, body)
-        assert await tier.read_blocks(ref.content_id, EXTENT, 2 * EXTENT) == body[EXTENT:]
+    async with opened_tier(nvme(tmp_path, 40 * MIB)) as tier:
+        for seed in range(8):
+            ref, body = an_object(2 * EXTENT - seed, seed)
+            await put(tier, ref, body)
+            assert await read(tier, ref, 0, 100) in (None, body[:100])
+            small, small_body = an_object(5000, seed)
+            assert await put(tier, small, small_body)
+            await tier.evictor.settled()
+            assert tier.ledger.used_bytes <= 40 * MIB
+            check_accounts(tier)
+        assert list((tmp_path / "segments").iterdir()) == []
 
 
 def test_block_size_is_what_the_tests_assume():

@@ -5,6 +5,7 @@ Layout (everything 0700 or 0600)::
     TIER/lock                 flock of the engine that uses the tier
     TIER/index.lmdb/          see ``index``
     TIER/objects/ab/<32 hex>  clean contents, named by content id
+    TIER/segments/<16 hex>    small clean contents, many in one file, see ``segments``
     TIER/dirty/               dirty contents, see ``dirty``
 
 Every function blocks (a local file system, as a rule for microseconds): worker threads, except where it
@@ -18,8 +19,9 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from tierfs.types import ContentId
 
@@ -38,6 +40,8 @@ class _OpenHow(ctypes.Structure):
 
 
 _AT_FDCWD = -100
+
+K = TypeVar("K", bound=Hashable)
 
 
 class TierInUse(OSError):
@@ -75,7 +79,7 @@ def prepare(root: Path) -> int:
         os.close(lock)
         raise TierInUse(errno.EBUSY, "the tier is used by another mount", str(root)) from error
     try:
-        for name in ("objects", "dirty"):
+        for name in ("objects", "segments", "dirty"):
             (root / name).mkdir(mode=0o700, exist_ok=True)
     except BaseException:
         os.close(lock)
@@ -83,13 +87,14 @@ def prepare(root: Path) -> int:
     return lock
 
 
-def open_for_fill(root: str, content_id: ContentId) -> int:
-    """Open the file of a clean content for writing, made if it is not there."""
-    path = object_path(root, content_id)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+def open_for_fill(path: str, *, create: bool) -> int:
+    """Open a file of clean contents for writing; ``create``: made if it is not there, its directory too."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     try:
         return os.open(path, flags, 0o600)
     except FileNotFoundError:
+        if not create:
+            raise
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         return os.open(path, flags, 0o600)
 
@@ -121,6 +126,17 @@ def pread_all(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
         pieces.append(data)
         have += len(data)
     return b"".join(pieces)
+
+
+def can_punch(root: Path) -> bool:
+    """This file system can free a part of a file."""
+    fd = os.open(root / "lock", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return punch(fd, 0, 4096)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def punch(fd: int, offset_bytes: int, length_bytes: int) -> bool:
@@ -198,7 +214,7 @@ def unlink_if_there(path: str) -> None:
         pass
 
 
-class OpenFiles:
+class OpenFiles(Generic[K]):
     """Descriptors kept open, the least recently used closed first. Trio thread only.
 
     4,000 open handles of an application cost no descriptor here; only recent reads and writes do. A
@@ -206,25 +222,25 @@ class OpenFiles:
     ``never_blocks``: on this file system ``open`` needs no device (tmpfs).
     """
 
-    def __init__(self, path_of: Callable[[ContentId], str], *, write: bool = False, limit: int = 512,
+    def __init__(self, path_of: Callable[[K], str], *, write: bool = False, limit: int = 512,
                  never_blocks: bool = False) -> None:
         self._path_of = path_of
         self._flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
         self._how = _OpenHow(self._flags, 0, _RESOLVE_CACHED)
         self._limit = limit
         self._never_blocks = never_blocks
-        self._open: dict[ContentId, int] = {}
+        self._open: dict[K, int] = {}
         self._held: dict[int, int] = {}
         self._doomed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def get(self, content_id: ContentId) -> int | None:
+    def get(self, name: K) -> int | None:
         """A descriptor if there is one, or if it can be had without waiting."""
-        fd = self._open.pop(content_id, None)
+        fd = self._open.pop(name, None)
         if fd is None:
-            path = self._path_of(content_id)
+            path = self._path_of(name)
             if self._never_blocks:
                 try:
                     fd = os.open(path, self._flags)
@@ -235,7 +251,7 @@ class OpenFiles:
                 if fd is None:
                     return None
             self._trim()
-        self._open[content_id] = fd
+        self._open[name] = fd
         return fd
 
     def _open_cached(self, path: str) -> int | None:
@@ -244,18 +260,18 @@ class OpenFiles:
                                 ctypes.sizeof(_OpenHow))
         return fd if fd >= 0 else None
 
-    def open_blocking(self, content_id: ContentId) -> int:
+    def open_blocking(self, name: K) -> int:
         """Worker thread: open without keeping; ``add`` it, or close it. Raises ``OSError``."""
-        return os.open(self._path_of(content_id), self._flags)
+        return os.open(self._path_of(name), self._flags)
 
-    def add(self, content_id: ContentId, fd: int) -> int:
+    def add(self, name: K, fd: int) -> int:
         """Take over a descriptor that a worker opened; returns the one to use."""
-        known = self._open.get(content_id)
+        known = self._open.get(name)
         if known is not None:
             os.close(fd)
             return known
         self._trim()
-        self._open[content_id] = fd
+        self._open[name] = fd
         return fd
 
     def hold(self, fd: int) -> None:
@@ -272,10 +288,10 @@ class OpenFiles:
             self._doomed.discard(fd)
             os.close(fd)
 
-    def detach(self, content_id: ContentId) -> int | None:
+    def detach(self, name: K) -> int | None:
         """The file is going, or changes its meaning: a descriptor for the caller to close in a worker (the
         last one of an unlinked file frees its blocks, which takes time), or None."""
-        fd = self._open.pop(content_id, None)
+        fd = self._open.pop(name, None)
         if fd is not None and fd in self._held:
             self._doomed.add(fd)
             return None

@@ -22,6 +22,7 @@ from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
 from tierfs.cache.record import Extent
+from tierfs.cache.segments import Segments, segment_path
 from tierfs.log import get_logger
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
@@ -45,7 +46,10 @@ class EvictableTier(Protocol):
     root: str
     ledger: Ledger
     health: TierHealth
-    files: device.OpenFiles
+    files: device.OpenFiles[ContentId]
+    segments: Segments
+    can_punch: bool
+    needs_sweep: bool
     io: trio.CapacityLimiter
     walked: trio.Event
     on_evict: Callable[[Taken], Awaitable[None]] | None
@@ -53,6 +57,8 @@ class EvictableTier(Protocol):
     def take_units(self, units: list[Unit], *, remember: bool) -> list[Taken]: ...
     def take_tail(self, unit: Unit, keep_bytes: int) -> Taken | None: ...
     def forget_records(self, content_id: ContentId) -> int: ...
+    def units_of(self, content_id: ContentId) -> list[Unit]: ...
+    def place_of(self, content_id: ContentId) -> tuple[int, int, int] | None: ...
     def is_busy(self, content_id: ContentId, extent_no: int) -> bool: ...
     def has_file(self, content_id: ContentId) -> bool: ...
     def has_fills(self, content_id: ContentId) -> bool: ...
@@ -69,9 +75,10 @@ class _Job:
     """What one worker call removes. ``nbytes`` count as being freed until it is done."""
 
     nbytes: int = 0
-    unlink: list[ContentId] = field(default_factory=list)
-    punch: list[tuple[ContentId, int, int]] = field(default_factory=list)
-    """(content, extent, blocks)."""
+    unlink: list[str] = field(default_factory=list)
+    """Paths. May go before the index is committed: a missing file makes its records void."""
+    punch: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """(offset, length) by path. Only after the commit."""
     close: list[int] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     removing: list[ContentId] = field(default_factory=list)
@@ -90,6 +97,11 @@ class Evictor:
     def start(self, nursery: trio.Nursery) -> None:
         """Where the jobs run."""
         self._nursery = nursery
+
+    @property
+    def is_active(self) -> bool:
+        """Something is being removed."""
+        return self._jobs > 0
 
     async def make_room(self, nbytes: int = 0) -> bool:
         """Wait until what is accounted, and ``nbytes`` more, fit the tier; False if that cannot be."""
@@ -118,7 +130,7 @@ class Evictor:
         while True:
             offered = policy.victims(asked)
             chosen, freed = [], 0
-            for unit in offered:
+            for unit in offered if tier.can_punch else self._whole_contents(offered):
                 if not tier.is_busy(*unit) and not tier.is_being_removed(unit[0]):
                     chosen.append(unit)
                     freed += policy.size_bytes(unit)
@@ -128,10 +140,19 @@ class Evictor:
                 return chosen if freed >= needed_bytes else []
             asked = max(asked * 2, blocks.EXTENT_SIZE_BYTES)
 
+    def _whole_contents(self, units: list[Unit]) -> list[Unit]:
+        """All units of the contents of which one is offered: without holes only whole files can be freed."""
+        found: dict[Unit, None] = {}
+        for content_id in dict.fromkeys(unit[0] for unit in units):
+            all_of_it = self._tier.units_of(content_id)
+            if not any(self._tier.is_busy(*unit) for unit in all_of_it):
+                found.update(dict.fromkeys(all_of_it))
+        return list(found)
+
     def _spare_bytes(self, units: list[Unit], wanted_bytes: int) -> int:
         """How much of the last of these units may stay, where that matters."""
         ledger = self._tier.ledger
-        if not ledger.is_fine_grained:
+        if not ledger.is_fine_grained or not self._tier.can_punch:
             return 0
         return max(0, sum(map(ledger.policy.size_bytes, units)) - wanted_bytes)
 
@@ -148,19 +169,14 @@ class Evictor:
         job.offer = keep_copy
         job.nbytes = sum(taken.nbytes for taken in job.taken)
         self.evicted_bytes += job.nbytes
-        whole: set[ContentId] = set()
         for taken in job.taken:
-            content_id = taken.content_id
-            if content_id in whole:
-                continue
-            if tier.has_file(content_id) or tier.has_fills(content_id):
-                job.punch.append((content_id, taken.extent_no, taken.extent.present & ~taken.extent.zeros))
-            else:
-                whole.add(content_id)
+            content_id, extent = taken.content_id, taken.extent
+            if extent.segment:
+                self._add_place(job, extent.segment, extent.place_bytes, extent.size_bytes)
+            elif tier.has_file(content_id) or tier.has_fills(content_id):
+                self._add_punch(job, content_id, taken.extent_no, extent.present & ~extent.zeros)
+            elif content_id not in job.removing:
                 self._add_unlink(job, content_id)
-        job.punch = [entry for entry in job.punch if entry[0] not in whole]
-        for content_id in {entry[0] for entry in job.punch}:
-            job.removing.append(content_id)
         self._start(job)
         return job.nbytes
 
@@ -176,22 +192,64 @@ class Evictor:
 
     def forget(self, content_id: ContentId) -> None:
         """Nothing of that content is wanted any more, pinned or not."""
-        self.unlink_later(content_id, self._tier.forget_records(content_id))
+        place = self._tier.place_of(content_id)
+        job = _Job(nbytes=self._tier.forget_records(content_id))
+        if place is not None:
+            self._add_place(job, *place)
+        else:
+            self._add_unlink(job, content_id)
+        self._start(job)
 
-    def unlink_later(self, content_id: ContentId, nbytes: int = 0) -> None:
+    def unlink_later(self, content_id: ContentId) -> None:
         """Remove the file of a content that has no records (any more)."""
-        job = _Job(nbytes=nbytes)
+        job = _Job()
         self._add_unlink(job, content_id)
         self._start(job)
 
     def punch_later(self, content_id: ContentId, extent_no: int, mask: int) -> None:
         """Free blocks that no record speaks of."""
-        self._start(_Job(punch=[(content_id, extent_no, mask)], removing=[content_id]))
+        job = _Job()
+        self._add_punch(job, content_id, extent_no, mask)
+        self._start(job)
+
+    def free_place(self, segment: int, place_bytes: int, nbytes: int) -> None:
+        """Free a part of a segment that no record speaks of."""
+        job = _Job()
+        self._add_place(job, segment, place_bytes, nbytes)
+        self._start(job)
+
+    def free_segment(self, segment: int) -> None:
+        """Remove a segment that no record speaks of."""
+        job = _Job()
+        self._add_segment(job, segment)
+        self._start(job)
 
     def _add_unlink(self, job: _Job, content_id: ContentId) -> None:
-        job.unlink.append(content_id)
+        job.unlink.append(device.object_path(self._tier.root, content_id))
         job.removing.append(content_id)
         fd = self._tier.files.detach(content_id)
+        if fd is not None:
+            job.close.append(fd)
+
+    def _add_punch(self, job: _Job, content_id: ContentId, extent_no: int, mask: int) -> None:
+        if content_id not in job.removing:
+            job.removing.append(content_id)
+        ranges = job.punch.setdefault(device.object_path(self._tier.root, content_id), [])
+        for first, count in blocks.runs(mask):
+            start = (extent_no * EXTENT_BLOCKS + first) * BLOCK_SIZE_BYTES
+            ranges.append((start, count * BLOCK_SIZE_BYTES))
+
+    def _add_place(self, job: _Job, segment: int, place_bytes: int, nbytes: int) -> None:
+        """After the content was taken off the segment's count."""
+        if self._tier.walked.is_set() and self._tier.segments.is_dead(segment):
+            self._add_segment(job, segment)
+            return
+        rounded = -(-nbytes // blocks.ALLOCATION_BYTES) * blocks.ALLOCATION_BYTES
+        job.punch.setdefault(segment_path(self._tier.root, segment), []).append((place_bytes, rounded))
+
+    def _add_segment(self, job: _Job, segment: int) -> None:
+        job.unlink.append(segment_path(self._tier.root, segment))
+        fd = self._tier.segments.files.detach(segment)
         if fd is not None:
             job.close.append(fd)
 
@@ -212,7 +270,7 @@ class Evictor:
                         await tier.on_evict(taken)
                 if job.punch:
                     await self._commit_before(job)
-                await trio.to_thread.run_sync(_remove, tier.root, job, limiter=tier.io)
+                await trio.to_thread.run_sync(_remove, job, limiter=tier.io)
         except OSError as error:
             tier.health.failed(error)
         finally:
@@ -228,25 +286,23 @@ class Evictor:
         except IndexWriteFailed:
             # The committed index still calls these blocks present: they must stay what they are. The space
             # is found by the sweep at the next start.
+            self._tier.needs_sweep = True
             job.punch.clear()
 
 
-def _remove(root: str, job: _Job) -> None:
+def _remove(job: _Job) -> None:
     """Worker thread."""
     for fd in job.close:
         os.close(fd)
-    for content_id in job.unlink:
-        device.unlink_if_there(device.object_path(root, content_id))
-    for content_id, extent_no, mask in job.punch:
+    for path in job.unlink:
+        device.unlink_if_there(path)
+    for path, ranges in job.punch.items():
         try:
-            fd = os.open(device.object_path(root, content_id), os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         try:
-            for first, count in blocks.runs(mask):
-                start = (extent_no * EXTENT_BLOCKS + first) * BLOCK_SIZE_BYTES
-                if not device.punch(fd, start, count * BLOCK_SIZE_BYTES):
-                    _log.warning("this file system cannot punch holes", path=root)
-                    return
+            for start, length in ranges:
+                device.punch(fd, start, length)
         finally:
             os.close(fd)

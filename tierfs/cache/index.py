@@ -28,7 +28,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 
@@ -59,6 +59,16 @@ class _Change:
     dropped: bool = False
     extents: dict[int, bytes | None] = field(default_factory=dict)
     pin: bool | None = None
+
+
+class Walked(NamedTuple):
+    """What a record says that the walk found."""
+
+    content_id: ContentId
+    extent_no: int
+    nbytes: int
+    segment: int
+    place_bytes: int
 
 
 _Batch = dict[ContentId, _Change]
@@ -223,10 +233,12 @@ class TierIndex:
         with self._env.begin(db=self._pin_table) as txn:
             return {ContentId(bytes(key)) for key in txn.cursor().iternext(keys=True, values=False)}
 
-    def walk(self, after: bytes, limit: int) -> tuple[list[tuple[ContentId, int, int]], bytes | None]:
-        """Committed records behind key ``after``: (content id, extent number, accounted bytes), and where
-        to go on (None: that was all). Blocks for about a microsecond per record."""
-        found: list[tuple[ContentId, int, int]] = []
+    def walk(self, after: bytes, limit: int) -> tuple[list[Walked], bytes | None]:
+        """Committed records behind key ``after``, and where to go on (None: that was all).
+
+        Blocks for about a microsecond per record.
+        """
+        found: list[Walked] = []
         with self._env.begin(db=self._extent_table, buffers=True) as txn:
             cursor = txn.cursor()
             if not cursor.set_range(after):
@@ -241,7 +253,8 @@ class TierIndex:
                 if name[:16] != content_id:
                     content_id = name[:16]
                 number = int.from_bytes(name[16:], "big")
-                found.append((ContentId(content_id), number, record.allocated_in(value, number)))
+                found.append(Walked(ContentId(content_id), number, record.allocated_in(value, number),
+                                    *record.place_in(value)))
         self.records_read += len(found)
         return found, None
 

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from tierfs.cache import blocks, device, record
-from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.eviction import Taken
 from tierfs.cache.policy import Admission
 from tierfs.cache.record import SUM_BYTES, Extent
@@ -140,8 +139,8 @@ class Placement:
             sums = bytes(extent.sums[first * SUM_BYTES : (first + count) * SUM_BYTES])
             finished = False
             try:
-                path = device.object_path(source.root, ref.content_id)
-                error = await trio.to_thread.run_sync(copy_blocks, path, fill, ref.size_bytes, sums,
+                path, place = source.locate(ref.content_id, extent)
+                error = await trio.to_thread.run_sync(_copy_blocks, path, place, fill, ref.size_bytes, sums,
                                                       limiter=source.io)
                 finished = True
             finally:
@@ -150,7 +149,8 @@ class Placement:
             if error is not None:
                 target.abandon(fill, wrote=True)
                 if isinstance(error, ValueError):
-                    source.presence.drop_blocks((ref.content_id, extent_no), blocks.span_mask(first, count))
+                    unit = (ref.content_id, extent_no)
+                    source.drop_blocks(unit, extent, blocks.span_mask(first, count))
                 _log.info("not copied to another tier", source=source.name, target=target.name,
                           reason=str(error))
                 return
@@ -180,19 +180,19 @@ class Placement:
 def _copy_and_sum(path: str, fill: Fill, size_bytes: int) -> bytes | OSError | ValueError:
     """Worker thread: fill from the same place of another file; the checksums."""
     try:
-        data = _read_for(path, fill, size_bytes)
+        data = _read_for(path, 0, fill, size_bytes)
         fill.write(data)
     except (OSError, ValueError) as error:
         return error
     return record.checksums(data)
 
 
-def _read_for(path: str, fill: Fill, size_bytes: int) -> bytes:
-    start = (fill.extent_no * EXTENT_BLOCKS + fill.first) * BLOCK_SIZE_BYTES
+def _read_for(path: str, place_bytes: int, fill: Fill, size_bytes: int) -> bytes:
+    start = fill.offset_bytes
     length = min(start + fill.count * BLOCK_SIZE_BYTES, size_bytes) - start
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = device.pread_all(fd, length, start)
+        data = device.pread_all(fd, length, place_bytes + start)
     finally:
         os.close(fd)
     if len(data) != length:
@@ -200,10 +200,11 @@ def _read_for(path: str, fill: Fill, size_bytes: int) -> bytes:
     return data
 
 
-def copy_blocks(path: str, fill: Fill, size_bytes: int, sums: bytes) -> OSError | ValueError | None:
+def _copy_blocks(path: str, place_bytes: int, fill: Fill, size_bytes: int,
+                 sums: bytes) -> OSError | ValueError | None:
     """Worker thread: fill from the same place of another file. ``ValueError``: not what ``sums`` say."""
     try:
-        data = _read_for(path, fill, size_bytes)
+        data = _read_for(path, place_bytes, fill, size_bytes)
         if record.checksums(data) != sums:
             return ValueError("the source is damaged")
         fill.write(data)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from tierfs.cache import blocks
 from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.eviction import Taken
-from tierfs.cache.index import TierIndex
+from tierfs.cache.index import TierIndex, Walked
 from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
 from tierfs.cache.record import SUM_BYTES, Extent
+from tierfs.cache.segments import Segments
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 _KEPT_EXTENTS = 8192
@@ -24,12 +25,15 @@ _KEPT_ANSWERS = 65536
 class Presence:
     """See the module docstring. ``changed`` is set to True by whatever leaves something to commit."""
 
-    def __init__(self, index: TierIndex, ledger: Ledger) -> None:
+    def __init__(self, index: TierIndex, ledger: Ledger, segments: Segments) -> None:
         self.index = index
         self.ledger = ledger
+        self.segments = segments
         self.pins = index.pins()
         ledger.unwalked_bytes = index.used_bytes
         self._extents: dict[Unit, Extent] = {}
+        self._absent: set[Unit] = set()
+        """Units that the index is known not to have."""
         self._complete: set[ContentId] = set()
         self._gaps: dict[ContentId, int] = {}
         """An extent that was not complete when last looked at, so that a growing file is not scanned anew."""
@@ -40,11 +44,15 @@ class Presence:
         """Presence of that extent, or None if nothing of it is here."""
         unit = (content_id, extent_no)
         found = self._extents.get(unit)
-        if found is None:
+        if found is None and unit not in self._absent:
             found = self.index.get(content_id, extent_no)
             if found is not None:
                 self._keep(unit, found)
-                self._make_known(unit, found.allocated(extent_no))
+                self._make_known(unit, found.allocated(extent_no), found.segment)
+            else:
+                if len(self._absent) >= _KEPT_EXTENTS:
+                    self._absent.clear()
+                self._absent.add(unit)
         return found
 
     def is_current(self, unit: Unit, extent: Extent) -> bool:
@@ -123,19 +131,20 @@ class Presence:
 
     # learning
 
-    def learn(self, content_id: ContentId, extent_no: int, nbytes: int) -> None:
+    def learn(self, walked: Walked) -> None:
         """The walk found this committed record. It may be out of date."""
-        unit = (content_id, extent_no)
-        if unit not in self.ledger.policy and self.index.has(content_id, extent_no):
-            self._make_known(unit, nbytes)
+        unit = (walked.content_id, walked.extent_no)
+        if unit not in self.ledger.policy and self.index.has(*unit):
+            self._make_known(unit, walked.nbytes, walked.segment)
 
-    def _make_known(self, unit: Unit, nbytes: int) -> None:
+    def _make_known(self, unit: Unit, nbytes: int, segment: int) -> None:
         """Tell the policy of a unit that the index had."""
         policy = self.ledger.policy
         if unit not in policy:
             self.ledger.unwalked_bytes = max(0, self.ledger.unwalked_bytes - nbytes)
             self.ledger.fit_policy()
             policy.load(unit, nbytes)
+            self.segments.add(segment)
             if unit[0] in self.pins:
                 policy.pin(unit)
 
@@ -170,9 +179,11 @@ class Presence:
         self._keep(unit, extent)
         return extent
 
-    def fulfil(self, unit: Unit, extent: Extent, first: int, sums: bytes, identity: bytes) -> None:
-        """Blocks for which ``begin`` found room are there, with these checksums."""
+    def fulfil(self, unit: Unit, extent: Extent, first: int, sums: bytes, identity: bytes,
+               place: tuple[int, int]) -> None:
+        """Blocks for which ``begin`` found room are there, with these checksums, at ``place``."""
         number = unit[1]
+        extent.segment, extent.place_bytes = place
         twice = extent.present & blocks.span_mask(first, len(sums) // SUM_BYTES)
         if twice:
             # Fetched and copied from another tier at the same time: accounted twice, there once.
@@ -191,6 +202,7 @@ class Presence:
     def put(self, unit: Unit, extent: Extent, identity: bytes | None = None) -> None:
         """Its record follows. ``identity`` None: as it was."""
         content_id, number = unit
+        self._absent.discard(unit)
         if identity is None:
             identity = self.index.keep_identity(content_id, number)
         self.index.put(content_id, number, extent, identity)
@@ -201,7 +213,7 @@ class Presence:
             unit = (content_id, number)
             self.ledger.fit_policy()
             self.ledger.policy.load(unit, extent.allocated(number))
-            self.index.put(content_id, number, extent, identity)
+            self.put(unit, extent, identity)
             self._keep(unit, extent)
 
     def drop_blocks(self, unit: Unit, mask: int) -> None:
@@ -233,6 +245,7 @@ class Presence:
             self._complete.discard(content_id)
             self.index.remove(content_id, number)
             if extent is not None:
+                self.segments.remove(extent.segment)
                 ref = None
                 if found is not None:
                     etag, version, key = found
@@ -243,7 +256,7 @@ class Presence:
     def take_tail(self, unit: Unit, keep_bytes: int, *, with_ref: bool) -> Taken | None:
         """The same for all but the first ``keep_bytes`` of a unit's blocks. None if that would be nothing."""
         extent = self.extent(*unit)
-        if extent is None or extent.slack_bytes:
+        if extent is None or extent.slack_bytes or extent.segment:
             return None
         going = list(blocks.bits(extent.present))[keep_bytes // BLOCK_SIZE_BYTES :]
         mask = sum(1 << bit for bit in going)
@@ -274,7 +287,9 @@ class Presence:
         """
         freed = 0
         for number in filling.union(self.index.extents_of(content_id)):
-            self.extent(content_id, number)
+            extent = self.extent(content_id, number)
+            if extent is not None and extent.present:
+                self.segments.remove(extent.segment)
             freed += self.ledger.policy.remove((content_id, number), remember=False)
             self._extents.pop((content_id, number), None)
         self._complete.discard(content_id)

@@ -10,11 +10,13 @@ offset   type   meaning
 8        u64    present: the file holds these blocks
 16       u64    zeros: present blocks known to be holes (nothing allocated)
 24       u64    unverified: present blocks that must match their checksum before anything else
-32       u32    epoch: number of unclean reboots of the tier when this was written
-36       u32    slack: bytes of present blocks that are holes all the same (a file that was written sparsely)
-40       u16    number of checksums
-42       u16    length of the identity
-44       u32    0
+32       u64    segment that holds the content; 0: a file of its own
+40       u64    offset of the content in its segment
+48       u32    epoch: number of unclean reboots of the tier when this was written
+52       u32    slack: bytes of present blocks that are holes all the same (a file that was written sparsely)
+56       u16    number of checksums
+58       u16    length of the identity
+60       u32    0
 ======== ====== =============================================================================
 """
 
@@ -27,7 +29,7 @@ import xxhash
 from tierfs.cache import blocks
 from tierfs.types import BLOCK_SIZE_BYTES, ObjectRef
 
-_HEAD = struct.Struct("<QQQQIIHHI")
+_HEAD = struct.Struct("<QQQQQQIIHHI")
 SUM_BYTES = 8
 _WORD = (1 << 64) - 1
 _ZERO_SUM: dict[int, bytes] = {}
@@ -43,7 +45,8 @@ class Extent:
     ``busy`` counts worker threads that read or fill it right now: such an extent is never evicted.
     """
 
-    __slots__ = ("busy", "present", "size_bytes", "slack_bytes", "sums", "unverified", "zeros")
+    __slots__ = ("busy", "place_bytes", "present", "segment", "size_bytes", "slack_bytes", "sums",
+                 "unverified", "zeros")
 
     def __init__(self, size_bytes: int, block_total: int) -> None:
         self.size_bytes = size_bytes
@@ -51,6 +54,8 @@ class Extent:
         self.zeros = 0
         self.unverified = 0
         self.slack_bytes = 0
+        self.segment = 0
+        self.place_bytes = 0
         self.sums = bytearray(block_total * SUM_BYTES)
         self.busy = 0
 
@@ -102,8 +107,9 @@ def identity_of(ref: ObjectRef) -> bytes:
 
 
 def encode(extent: Extent, epoch: int, identity: bytes) -> bytes:
-    head = _HEAD.pack(extent.size_bytes, extent.present, extent.zeros, extent.unverified, epoch,
-                      extent.slack_bytes, len(extent.sums) // SUM_BYTES, len(identity), 0)
+    head = _HEAD.pack(extent.size_bytes, extent.present, extent.zeros, extent.unverified, extent.segment,
+                      extent.place_bytes, epoch, extent.slack_bytes, len(extent.sums) // SUM_BYTES,
+                      len(identity), 0)
     return head + extent.sums + identity
 
 
@@ -114,7 +120,8 @@ def decode(value: bytes | memoryview, extent_no: int, epoch: int) -> Extent:
     """
     if len(value) < _HEAD.size:
         raise BadRecord("record too short")
-    size, present, zeros, unverified, written, slack, sum_count, identity_bytes, _ = _HEAD.unpack_from(value)
+    (size, present, zeros, unverified, segment, place, written, slack, sum_count, identity_bytes,
+     _) = _HEAD.unpack_from(value)
     total = blocks.blocks_in_extent(size, extent_no)
     if sum_count != total or len(value) != _HEAD.size + total * SUM_BYTES + identity_bytes:
         raise BadRecord("record length and size disagree")
@@ -122,6 +129,7 @@ def decode(value: bytes | memoryview, extent_no: int, epoch: int) -> Extent:
         raise BadRecord("record marks blocks that cannot be there")
     extent = Extent(size, 0)
     extent.present, extent.zeros, extent.slack_bytes = present, zeros, slack
+    extent.segment, extent.place_bytes = segment, place
     extent.unverified = present if written != epoch else unverified
     extent.sums = bytearray(value[_HEAD.size : _HEAD.size + total * SUM_BYTES])
     return extent
@@ -129,7 +137,7 @@ def decode(value: bytes | memoryview, extent_no: int, epoch: int) -> Extent:
 
 def identity_in(value: bytes | memoryview) -> tuple[str, str | None, str]:
     """(etag, version id, key) of a record that decodes."""
-    length = _HEAD.unpack_from(value)[7]
+    length = _HEAD.unpack_from(value)[9]
     tail = bytes(value[len(value) - length :]) if length else b"\0\0"
     etag, _, rest = tail.partition(b"\0")
     version, _, key = rest.partition(b"\0")
@@ -137,10 +145,18 @@ def identity_in(value: bytes | memoryview) -> tuple[str, str | None, str]:
             key.decode("utf-8", "surrogatepass"))
 
 
+def place_in(value: bytes | memoryview) -> tuple[int, int]:
+    """(segment, offset in it) of an encoded record; (0, 0) if it has none, or does not decode."""
+    if len(value) < _HEAD.size:
+        return 0, 0
+    segment, place = _HEAD.unpack_from(value)[4:6]
+    return int(segment), int(place)
+
+
 def allocated_in(value: bytes | memoryview, extent_no: int) -> int:
     """Accounted bytes of an encoded record; 0 if it does not decode."""
     if len(value) < _HEAD.size:
         return 0
-    size, present, zeros, _, _, slack, *_ = _HEAD.unpack_from(value)
+    size, present, zeros, _, _, _, _, slack, *_ = _HEAD.unpack_from(value)
     allocated = blocks.allocated_bytes(present & ~zeros & _WORD, size, extent_no)
     return max(0, allocated - int(slack))

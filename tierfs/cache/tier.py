@@ -39,6 +39,7 @@ from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
 from tierfs.cache.presence import Presence
 from tierfs.cache.record import SUM_BYTES, Extent
+from tierfs.cache.segments import OWN_FILE, PACKED_BYTES, Segments, segment_path
 from tierfs.config import TierSetting
 from tierfs.log import get_logger
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
@@ -55,11 +56,10 @@ class Fill:
     """
 
     __slots__ = ("content_id", "count", "create", "dead", "extent", "extent_no", "first", "identity",
-                 "nbytes", "root")
+                 "nbytes", "path", "place_bytes", "segment")
 
     def __init__(self, root: str, ref: ObjectRef, extent_no: int, first: int, count: int, *,
                  create: bool) -> None:
-        self.root = root
         self.content_id = ref.content_id
         self.identity = record.identity_of(ref)
         self.extent_no = extent_no
@@ -67,9 +67,20 @@ class Fill:
         self.count = count
         self.nbytes = blocks.allocated_bytes(blocks.span_mask(first, count), ref.size_bytes, extent_no)
         self.create = create
+        """False: the index says that the file is there. One made now would be full of holes that it calls
+        data."""
+        self.path = device.object_path(root, ref.content_id)
+        self.segment = OWN_FILE
+        self.place_bytes = 0
         self.extent: Extent
         self.dead = False
         """The content was forgotten meanwhile: what is written is garbage."""
+
+    def pack(self, root: str, segment: int, place_bytes: int) -> None:
+        """All of the content goes to that place instead of into a file of its own."""
+        self.path = segment_path(root, segment)
+        self.segment, self.place_bytes = segment, place_bytes
+        self.create = True
 
     @property
     def unit(self) -> Unit:
@@ -77,17 +88,14 @@ class Fill:
 
     @property
     def offset_bytes(self) -> int:
+        """Of the first byte, in the content."""
         return (self.extent_no * EXTENT_BLOCKS + self.first) * BLOCK_SIZE_BYTES
 
     def write(self, data: bytes | memoryview) -> None:
         """Worker thread: the bytes of all blocks. Raises ``OSError``."""
-        if self.create:
-            fd = device.open_for_fill(self.root, self.content_id)
-        else:
-            # The index says that the file is there. One made now would be full of holes that it calls data.
-            fd = os.open(device.object_path(self.root, self.content_id), os.O_RDWR | os.O_CLOEXEC)
+        fd = device.open_for_fill(self.path, create=self.create)
         try:
-            device.pwrite_all(fd, data, self.offset_bytes)
+            device.pwrite_all(fd, data, self.place_bytes + self.offset_bytes)
         finally:
             os.close(fd)
 
@@ -96,7 +104,8 @@ class Tier:
     """See the module docstring. Sizes in bytes."""
 
     def __init__(self, setting: TierSetting, root: Path, lock_fd: int, index: TierIndex, *,
-                 now_ns: Callable[[], int], keeps_clean: bool = True, index_lost: bool = False) -> None:
+                 now_ns: Callable[[], int], keeps_clean: bool = True, index_lost: bool = False,
+                 can_punch: bool = True) -> None:
         self.setting = setting
         self.name = setting.name
         self.root = str(root)
@@ -104,17 +113,22 @@ class Tier:
         self.keeps_clean = keeps_clean
         """False: only for staging; nothing stays in it that is in the store."""
         self.index_lost = index_lost
+        self.can_punch = can_punch
+        """The file system can free a part of a file; else contents are only evicted whole."""
         self.health = TierHealth(setting.name, self.root, now_ns)
         self.ledger = Ledger(setting.capacity_bytes)
-        self.presence = Presence(index, self.ledger)
-        self.files = device.OpenFiles(lambda content_id: device.object_path(self.root, content_id),
-                                      never_blocks=setting.volatile)
+        self.segments = Segments(self.root, never_blocks=setting.volatile)
+        self.presence = Presence(index, self.ledger, self.segments)
+        self.files: device.OpenFiles[ContentId] = device.OpenFiles(
+            lambda content_id: device.object_path(self.root, content_id), never_blocks=setting.volatile)
         self.nowait = device.NowaitReader(never_blocks=setting.volatile)
         self.io = trio.CapacityLimiter(_IO_THREADS)
         self.hits = 0
         self.misses = 0
         self.hit_bytes = 0
         self.damaged_blocks = 0
+        self.needs_sweep = False
+        """There are bytes on the device that nobody accounts for."""
         self.commit_wanted = trio.Event()
         self.walked = trio.Event()
         self.lock_fd = lock_fd
@@ -144,7 +158,8 @@ class Tier:
                 _log.error("tier index is damaged; moved aside, the tier starts empty but for dirty files",
                            tier=setting.name, path=str(path), moved_to=str(aside), reason=str(error))
                 index, lost = TierIndex.open(path, boot, sync=not setting.volatile), True
-            return cls(setting, root, lock_fd, index, now_ns=now_ns, keeps_clean=keeps_clean, index_lost=lost)
+            return cls(setting, root, lock_fd, index, now_ns=now_ns, keeps_clean=keeps_clean,
+                       index_lost=lost, can_punch=device.can_punch(root))
         except BaseException:
             os.close(lock_fd)
             raise
@@ -152,13 +167,14 @@ class Tier:
     def close_files(self, *, clean: bool) -> None:
         """Worker thread, last call. ``clean``: nothing is being written any more."""
         self.files.close()
+        self.segments.files.close()
         if clean and not self.setting.volatile:
             try:
                 device.sync_file_system(self.root)
             except OSError as error:
                 _log.warning("tier not synced", tier=self.name, path=self.root, reason=str(error))
                 clean = False
-        self.index.close(clean=clean)
+        self.index.close(clean=clean and not self.needs_sweep)
         os.close(self.lock_fd)
 
     @property
@@ -169,20 +185,23 @@ class Tier:
 
     def read_nowait(self, content_id: ContentId, offset_bytes: int, end_bytes: int) -> bytes | None:
         """The bytes, if all are here, verified, and in the page cache. Never blocks."""
-        presence = self.presence
+        extent = None
         for number, start, stop in blocks.extent_spans(offset_bytes, end_bytes):
-            extent = presence.extent(content_id, number)
+            extent = self.presence.extent(content_id, number)
             if extent is None:
                 return None
             mask = blocks.range_mask(start, stop)
             if mask & ~extent.present or mask & extent.unverified:
                 return None
-        if not self.health.readable:
+        if extent is None or not self.health.readable:
             return None
-        fd = self.files.get(content_id)
+        if extent.segment:
+            fd = self.segments.files.get(extent.segment)
+        else:
+            fd = self.files.get(content_id)
         if fd is None:
             return None
-        data = self.nowait.read(fd, end_bytes - offset_bytes, offset_bytes)
+        data = self.nowait.read(fd, end_bytes - offset_bytes, extent.place_bytes + offset_bytes)
         if data is not None:
             self._count_hit(content_id, offset_bytes, end_bytes)
         return data
@@ -209,27 +228,31 @@ class Tier:
         sums = bytes(extent.sums[bit * SUM_BYTES : (bit + count) * SUM_BYTES])
         start = first * BLOCK_SIZE_BYTES
         length = min(start + count * BLOCK_SIZE_BYTES, extent.size_bytes) - start
-        fd = self.files.get(content_id)
+        path, place = self.locate(content_id, extent)
+        segment = extent.segment
+        fd = self.segments.files.get(segment) if segment else self.files.get(content_id)
         extent.busy += 1
         if fd is not None:
-            self.files.hold(fd)
+            (self.segments.files if segment else self.files).hold(fd)
         try:
             opened, data, bad, error = await trio.to_thread.run_sync(
-                _read_verified, self.root, content_id, fd, start, length, sums, limiter=self.io)
+                _read_verified, path, fd, place + start, length, sums, limiter=self.io)
         finally:
             extent.busy -= 1
             if fd is not None:
-                self.files.release(fd)
+                (self.segments.files if segment else self.files).release(fd)
             self.note_change()
         current = self.presence.is_current(unit, extent)
         if opened is not None:
-            if current:
+            if current and segment:
+                self.segments.files.add(segment, opened)
+            elif current:
                 self.files.add(content_id, opened)
             else:
                 os.close(opened)
         if error is not None or bad:
             if current:
-                self._note_unreadable(unit, error, bad << bit)
+                self._note_unreadable(unit, extent, error, bad << bit)
             return None
         if extent.unverified & mask and current:
             extent.unverified &= ~mask
@@ -240,7 +263,13 @@ class Tier:
             return data
         return data[offset_bytes - start : end_bytes - start]
 
-    def _note_unreadable(self, unit: Unit, error: OSError | None, bad: int) -> None:
+    def locate(self, content_id: ContentId, extent: Extent) -> tuple[str, int]:
+        """(path, offset of the content's first byte in it)."""
+        if extent.segment:
+            return segment_path(self.root, extent.segment), extent.place_bytes
+        return device.object_path(self.root, content_id), 0
+
+    def _note_unreadable(self, unit: Unit, extent: Extent, error: OSError | None, bad: int) -> None:
         if isinstance(error, FileNotFoundError):
             self.file_vanished(unit[0])
         elif error is not None:
@@ -249,7 +278,17 @@ class Tier:
             self.damaged_blocks += bad.bit_count()
             _log.warning("damaged blocks dropped", tier=self.name, content=unit[0].hex(), extent=unit[1],
                          blocks=bad.bit_count())
-            self.presence.drop_blocks(unit, bad)
+            self.drop_blocks(unit, extent, bad)
+
+    def drop_blocks(self, unit: Unit, extent: Extent, mask: int) -> None:
+        """These blocks are not what they should be: they count as absent from now on."""
+        if not self.presence.is_current(unit, extent):
+            return
+        if extent.segment:
+            # Its place is never written again: all of it goes, and gets another.
+            self.evictor.evict([unit], keep_copy=False)
+        else:
+            self.presence.drop_blocks(unit, mask)
             self.commit_wanted.set()
 
     def file_vanished(self, content_id: ContentId) -> None:
@@ -271,6 +310,9 @@ class Tier:
             if content_id in self._removing:
                 await self.wait_change()
                 continue
+            if self._can_pack(ref, first, count):
+                create = False
+                break
             create = not self.presence.has_file(content_id)
             if create and content_id not in self._fills and self.index.committed_has(content_id):
                 try:
@@ -279,11 +321,17 @@ class Tier:
                     return None
                 continue
             break
+        known = self.presence.extent(content_id, extent_no)
+        if (known is not None and known.segment) or any(f.segment for f in self._fills.get(content_id, ())):
+            # It is or will be here, all of it.
+            return None
         fill = Fill(self.root, ref, extent_no, first, count, create=create)
         extent = self.presence.begin(ref, extent_no, fill.nbytes)
         if extent is None:
             return None
         fill.extent = extent
+        if self._can_pack(ref, first, count):
+            fill.pack(self.root, *self.segments.place(ref.size_bytes))
         self._fills.setdefault(content_id, []).append(fill)
         try:
             made = await self.evictor.make_room()
@@ -298,13 +346,20 @@ class Tier:
             return None
         return fill
 
+    def _can_pack(self, ref: ObjectRef, first: int, count: int) -> bool:
+        """That is all of a small content, of which nothing is here."""
+        return (ref.size_bytes <= PACKED_BYTES and first == 0 and count == blocks.block_count(ref.size_bytes)
+                and self.can_punch and ref.content_id not in self._fills
+                and not self.presence.has_file(ref.content_id))
+
     def complete(self, fill: Fill, sums: bytes) -> bool:
         """The bytes are in the file; ``sums`` are the checksums of the blocks. False: nobody wants them."""
         self._end(fill)
         if fill.dead:
             self._remove_garbage(fill)
             return False
-        self.presence.fulfil(fill.unit, fill.extent, fill.first, sums, fill.identity)
+        place = (fill.segment, fill.place_bytes)
+        self.presence.fulfil(fill.unit, fill.extent, fill.first, sums, fill.identity, place)
         self.commit_wanted.set()
         self.health.worked()
         return True
@@ -314,7 +369,7 @@ class Tier:
         self._end(fill)
         if not fill.dead:
             self.presence.give_back(fill.unit, fill.extent, fill.nbytes)
-        if wrote:
+        if wrote or fill.segment:
             self._remove_garbage(fill)
 
     def _end(self, fill: Fill) -> None:
@@ -327,6 +382,10 @@ class Tier:
 
     def _remove_garbage(self, fill: Fill) -> None:
         """Bytes without a record: unlink a file that has none at all, else free the range."""
+        if fill.segment:
+            self.segments.remove(fill.segment)
+            self.evictor.free_place(fill.segment, fill.place_bytes, fill.nbytes)
+            return
         if fill.content_id in self._fills or fill.content_id in self._removing:
             return
         if self.presence.has_file(fill.content_id):
@@ -374,6 +433,11 @@ class Tier:
         while (content_id in self._fills or content_id in self._removing
                or any(self.presence.is_busy(content_id, n) for n in self.index.extents_of(content_id))):
             await self.wait_change()
+        known = self.presence.extent(content_id, 0)
+        if known is not None and known.segment:
+            # It shares its file with others, and stays as it is.
+            self.begin_removal(content_id)
+            return {}
         words = self.presence.sound_words(content_id)
         self.forget_records(content_id)
         self.begin_removal(content_id)
@@ -383,6 +447,17 @@ class Tier:
         """A file with these blocks of that content has just been moved into ``objects``."""
         self.presence.adopt(ref.content_id, extents, record.identity_of(ref))
         self.commit_wanted.set()
+
+    def units_of(self, content_id: ContentId) -> list[Unit]:
+        """Every extent of that content that is here."""
+        return [(content_id, number) for number in self.index.extents_of(content_id)]
+
+    def place_of(self, content_id: ContentId) -> tuple[int, int, int] | None:
+        """(segment, offset, size) of a content that is packed with others."""
+        extent = self.presence.extent(content_id, 0)
+        if extent is None or not extent.segment:
+            return None
+        return extent.segment, extent.place_bytes, extent.size_bytes
 
     def is_busy(self, content_id: ContentId, extent_no: int) -> bool:
         return self.presence.is_busy(content_id, extent_no)
@@ -396,7 +471,7 @@ class Tier:
     @property
     def is_active(self) -> bool:
         """Something is being filled or removed."""
-        return bool(self._fills or self._removing)
+        return bool(self._fills or self._removing or self.evictor.is_active)
 
     def begin_removal(self, content_id: ContentId) -> None:
         self._removing[content_id] = self._removing.get(content_id, 0) + 1
@@ -436,13 +511,13 @@ class Tier:
 
 
 def _read_verified(
-    root: str, content_id: ContentId, fd: int | None, offset_bytes: int, length_bytes: int, sums: bytes
+    path: str, fd: int | None, offset_bytes: int, length_bytes: int, sums: bytes
 ) -> tuple[int | None, bytes, int, OSError | None]:
     """Worker thread: (descriptor if one was opened, bytes, bad blocks as bits, error)."""
     opened: int | None = None
     try:
         if fd is None:
-            fd = opened = os.open(device.object_path(root, content_id), os.O_RDONLY | os.O_CLOEXEC)
+            fd = opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         data = device.pread_all(fd, length_bytes, offset_bytes)
     except OSError as error:
         return opened, b"", 0, error

@@ -6,12 +6,13 @@ Trio thread; every step that may block runs in a worker. ``run`` is one task per
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import trio
 
 from tierfs.cache import blocks, device
-from tierfs.cache.index import IndexWriteFailed
+from tierfs.cache.index import IndexWriteFailed, Walked
+from tierfs.cache.segments import SEGMENT_BYTES
 from tierfs.cache.tier import Tier
 from tierfs.log import get_logger
 from tierfs.types import ContentId
@@ -74,22 +75,44 @@ def _measure(tier: Tier) -> tuple[int, int, int]:
 
 async def _learn(tier: Tier) -> None:
     """Walk the index to tell the eviction policy what is here; after an unclean stop also sweep."""
-    position: bytes | None = b""
-    while position is not None:
-        found, position = tier.index.walk(position, _WALK_SLICE)
-        for content_id, number, nbytes in found:
-            tier.presence.learn(content_id, number, nbytes)
-        tier.note_change()
-        await trio.lowlevel.checkpoint()
+    unclean = not tier.index.was_clean or tier.index_lost
+    segment_bytes: dict[int, int] = {}
+    async for walked in _walk(tier):
+        tier.presence.learn(walked)
+        if unclean and walked.segment:
+            segment_bytes[walked.segment] = segment_bytes.get(walked.segment, 0) + walked.nbytes
     tier.ledger.unwalked_bytes = 0
     tier.ledger.fit_policy()
     tier.walked.set()
     tier.note_change()
-    if not tier.index.was_clean or tier.index_lost:
-        await _sweep(tier)
+    await _remove_dead_segments(tier)
+    if unclean:
+        await _sweep_objects(tier)
+        await _sweep_segments(tier, segment_bytes)
 
 
-async def _sweep(tier: Tier) -> None:
+async def _walk(tier: Tier) -> AsyncIterator[Walked]:
+    position: bytes | None = b""
+    while position is not None:
+        found, position = tier.index.walk(position, _WALK_SLICE)
+        for walked in found:
+            yield walked
+        tier.note_change()
+        await trio.lowlevel.checkpoint()
+
+
+async def _remove_dead_segments(tier: Tier) -> None:
+    """Segments of which all contents went before this process could count them."""
+    for name, _ in await trio.to_thread.run_sync(_list, f"{tier.root}/segments", limiter=tier.io):
+        try:
+            segment = int(name, 16)
+        except ValueError:
+            continue
+        if tier.segments.is_dead(segment):
+            tier.evictor.free_segment(segment)
+
+
+async def _sweep_objects(tier: Tier) -> None:
     """Remove files that no record speaks of, and free blocks that none calls present.
 
     Such are left by a stop between the write and the commit. They are never read; they only take space.
@@ -103,6 +126,30 @@ async def _sweep(tier: Tier) -> None:
             await trio.lowlevel.checkpoint()
     if removed:
         _log.info("swept a tier after an unclean stop", tier=tier.name, freed_bytes=removed)
+
+
+async def _sweep_segments(tier: Tier, segment_bytes: dict[int, int]) -> None:
+    """Free what no record speaks of in segments that take more than their records say."""
+    entries = await trio.to_thread.run_sync(_list, f"{tier.root}/segments", limiter=tier.io)
+    doubtful = {}
+    for name, taken_bytes in entries:
+        known_bytes = segment_bytes.get(int(name, 16)) if len(name) == 16 else None
+        if known_bytes is not None and taken_bytes > known_bytes + blocks.BLOCK_SIZE_BYTES:
+            doubtful[int(name, 16)] = list[tuple[int, int]]()
+    if not doubtful:
+        return
+    async for walked in _walk(tier):
+        places = doubtful.get(walked.segment)
+        if places is not None:
+            places.append((walked.place_bytes, walked.nbytes))
+    for segment, places in doubtful.items():
+        position = 0
+        for start, nbytes in sorted(places):
+            if start > position:
+                tier.evictor.free_place(segment, position, start - position)
+            position = max(position, start + nbytes)
+        tier.evictor.free_place(segment, position, SEGMENT_BYTES)
+        await tier.evictor.settled()
 
 
 def _check_file(tier: Tier, name: str, taken_bytes: int) -> int:
