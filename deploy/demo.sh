@@ -72,7 +72,8 @@ detach() {
 }
 
 work=
-made_in=
+in_bucket=
+made=
 clean_up() {
     status=$?
     trap - EXIT
@@ -94,8 +95,8 @@ clean_up() {
     stop_processes || { printf 'demo: processes are left: %s\n' "$(own_processes | tr '\n' ' ')" >&2; status=1; }
     detach
     [ "$status" -eq 0 ] || "$bin/python" "$here/demo/remove_ram_tier.py" "$source" "$mnt"
-    case $made_in in
-        bucket) timeout 300 "$bin/python" "$here/demo/remove_objects.py" "$source" || status=1 ;;
+    case $made in
+        objects) timeout 300 "$bin/python" "$here/demo/remove_objects.py" "$source" || status=1 ;;
         directory) rm -rf --one-file-system "$source" || status=1 ;;
     esac
     if is_mounted; then
@@ -146,13 +147,13 @@ case ${SOURCE:-} in
         ;;
     s3://*)
         source=${SOURCE%/}/tierfs-demo-${name##*.}
-        made_in=bucket
+        in_bucket=yes
         ;;
     *)
         source=${SOURCE#file://}
         source=${source%/}/tierfs-demo-${name##*.}
         mkdir "$source"
-        made_in=directory
+        made=directory
         ;;
 esac
 
@@ -163,7 +164,7 @@ ram_mib=${ram_mib:-0}
 set -- --tier "$work/tier:2G" --state-dir "$work/state"
 [ "$ram_mib" -lt 16 ] || set -- --tier "ram:${ram_mib}M" "$@"
 
-if [ "$made_in" != bucket ]; then
+if [ -z "$in_bucket" ]; then
     say "Making a sample data set in $source"
     run "$bin/python" "$here/demo/data.py" "$source" "$work/manifest.json"
 fi
@@ -172,8 +173,9 @@ say "tierfs mount $source $mnt"
 run "$bin/tierfs" mount "$source" "$mnt" "$@"
 is_mounted || fail "mount said that all is well, and nothing is mounted"
 
-if [ "$made_in" = bucket ]; then
+if [ -n "$in_bucket" ]; then
     say "Making a sample data set through the mount, and dropping its local copies"
+    made=objects
     run "$bin/python" "$here/demo/data.py" "$mnt" "$work/manifest.json"
     run "$bin/tierfs" flush "$mnt"
     run "$bin/tierfs" evict "$mnt"

@@ -43,8 +43,8 @@ def stop_on_signals() -> None:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for other in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(other, lambda number, frame: None)
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
