@@ -310,7 +310,8 @@ class Tier:
             if content_id in self._removing:
                 await self.wait_change()
                 continue
-            if self._can_pack(ref, first, count):
+            packs = self._can_pack(ref, first, count)
+            if packs:
                 create = False
                 break
             create = not self.presence.has_file(content_id)
@@ -330,7 +331,7 @@ class Tier:
         if extent is None:
             return None
         fill.extent = extent
-        if self._can_pack(ref, first, count):
+        if packs:
             fill.pack(self.root, *self.segments.place(ref.size_bytes))
         self._fills.setdefault(content_id, []).append(fill)
         try:
@@ -350,7 +351,7 @@ class Tier:
         """That is all of a small content, of which nothing is here."""
         return (ref.size_bytes <= PACKED_BYTES and first == 0 and count == blocks.block_count(ref.size_bytes)
                 and self.can_punch and ref.content_id not in self._fills
-                and not self.presence.has_file(ref.content_id))
+                and self.presence.extent(ref.content_id, 0) is None)
 
     def complete(self, fill: Fill, sums: bytes) -> bool:
         """The bytes are in the file; ``sums`` are the checksums of the blocks. False: nobody wants them."""
