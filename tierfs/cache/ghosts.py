@@ -24,10 +24,10 @@ _LOW_32 = 0xFFFF_FFFF
 class Ghosts:
     """When units that are gone were last touched: two generations of a table of fingerprints.
 
-    ``quantum_bytes``: the resolution of the times. The current generation takes what is evicted; when it has taken twice as many units as are resident
+    The current generation takes what is evicted; when it has taken twice as many units as are resident
     it becomes the previous one, and that is forgotten. An entry is 32 bits of fingerprint and 32 bits of
-    time (in steps of ``quantum_bytes``); a full bucket loses its oldest. A false match is a wrong
-    guess about one unit, once in 2**28 look-ups.
+    time, in steps of ``quantum_bytes``; a full bucket loses its oldest. A false match is a wrong guess
+    about one unit, once in 2**28 look-ups.
     """
 
     def __init__(self, quantum_bytes: int) -> None:

@@ -5,8 +5,9 @@ owns no bytes: they go through ``cache`` into the tiers (or the transit buffer),
 for memory and admission, behind every demand read.
 
 Parts: ``pattern`` (one inode: which streams read it, how far to read ahead; pure), ``succession`` (one
-directory: which file comes next; pure), ``runner`` (bounded tasks), ``readahead`` (puts these three
-together for the file system), ``job`` (``tierfs prefetch``: explicit, with an account of every byte).
+directory: which file comes next; pure), ``neighbours`` (asks the namespace who follows whom), ``runner``
+(bounded tasks), ``readahead`` (puts these together for the file system), ``job`` (``tierfs prefetch``:
+explicit, with an account of every byte).
 
 Who may call: the trio thread only. ``ReadAheadTable.observe`` and ``PrefetchRunner.hint`` never await and
 never raise; what cannot be started at once is dropped, not queued: a hint that comes late is worth nothing.
