@@ -28,15 +28,18 @@ def shard_path(directory: Path, rank: int) -> Path:
 class Ranks:
     """The processes of a training job, each with its state in memory. A context manager."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self._directory = directory
+        self._shard_bytes = shard_bytes
         self._workers: list[Worker] = []
 
     def __enter__(self) -> Ranks:
         """Waits until every rank has a state to save."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for rank in range(RANKS):
-            self._workers.append(workers.start(_be_rank, shard_path(self._directory, rank), rank))
+            self._workers.append(
+                workers.start(_be_rank, shard_path(self._directory, rank), rank, self._shard_bytes)
+            )
         for worker in self._workers:
             worker.receive()
         return self
@@ -48,10 +51,10 @@ class Ranks:
         """Write all shards at once. The time is for how long training stands still: to the last fsync."""
         seconds, digests = self._all("save", progress, "checkpoint: save")
         shards = [
-            Entry(shard_path(self._directory, rank).name, "shard", SHARD_BYTES, digest)
+            Entry(shard_path(self._directory, rank).name, "shard", self._shard_bytes, digest)
             for rank, digest in enumerate(digests)
         ]
-        return Reading(RANKS, RANKS * SHARD_BYTES, seconds), shards
+        return Reading(RANKS, RANKS * self._shard_bytes, seconds), shards
 
     def restore(self, shards: list[Entry], progress: Progress, label: str) -> Reading:
         """Read all shards at once. Raises ``Damaged`` if one is not what was saved."""
@@ -59,11 +62,11 @@ class Ranks:
         wrong = [shard.path for shard, digest in zip(shards, digests, strict=True) if shard.digest != digest]
         if wrong:
             raise Damaged(f"{label}: not what was saved: {', '.join(wrong)}")
-        return Reading(RANKS, RANKS * SHARD_BYTES, seconds)
+        return Reading(RANKS, RANKS * self._shard_bytes, seconds)
 
     def _all(self, action: str, progress: Progress, label: str) -> tuple[float, list[str]]:
         """Seconds until the last rank is done, and the digest that each of them answered."""
-        task = progress.add_task(label, total=RANKS * SHARD_BYTES)
+        task = progress.add_task(label, total=RANKS * self._shard_bytes)
         ranks: dict[object, int] = {worker.pipe: rank for rank, worker in enumerate(self._workers)}
         digests: dict[int, str] = {}
         started = time.monotonic()
@@ -80,9 +83,9 @@ class Ranks:
         return time.monotonic() - started, [digests[rank] for rank in range(RANKS)]
 
 
-def _be_rank(pipe: Connection, path: Path, rank: int) -> None:
+def _be_rank(pipe: Connection, path: Path, rank: int, shard_bytes: int) -> None:
     """A rank's whole life: None when it is ready, then for each action bytes done, and at last the digest."""
-    state = random.Random(_SEED + rank).randbytes(SHARD_BYTES)
+    state = random.Random(_SEED + rank).randbytes(shard_bytes)
     pipe.send(None)
     while True:
         if pipe.recv() == "save":
@@ -94,7 +97,7 @@ def _be_rank(pipe: Connection, path: Path, rank: int) -> None:
 def _save(pipe: Connection, path: Path, state: bytes) -> None:
     view = memoryview(state)
     with open(path, "wb", buffering=0) as file:
-        for offset in range(0, SHARD_BYTES, _STEP_BYTES):
+        for offset in range(0, len(state), _STEP_BYTES):
             done = 0
             step = view[offset : offset + _STEP_BYTES]
             while done < len(step):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,13 +77,7 @@ def _tier(fields: dict[str, Any]) -> Tier:
         name=fields["name"],
         capacity_bytes=fields["capacity_bytes"],
         used_bytes=fields["used_bytes"],
-        files=fields["files"] if "files" in fields else _count_files(fields["path"]),
+        files=fields["files"],
         hits=fields["hits"],
         misses=fields["misses"],
     )
-
-
-def _count_files(tier: str) -> int:
-    """A tier is a directory with one file for each object that it holds, in part or whole."""
-    kinds = (os.path.join(tier, kind) for kind in ("objects", "dirty"))
-    return sum(len(files) for kind in kinds for _, _, files in os.walk(kind))
