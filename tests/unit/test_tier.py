@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
@@ -25,7 +26,7 @@ from tests.support.tiers import (
     object_file,
     opened_tier,
 )
-from tierfs.cache import blocks, device, record
+from tierfs.cache import blocks, device, record, upkeep
 from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.tier import Tier
 from tierfs.errors import FormatError
@@ -338,7 +339,7 @@ async def test_a_damaged_packed_content_gets_another_place(tmp_path):
         for ref, body in objects:
             await put(tier, ref, body)
         ref, body = objects[1]
-        segment, place, size = tier.place_of(ref.content_id)
+        _, place, size = tier.place_of(ref.content_id)
         (path,) = (tmp_path / "segments").iterdir()
         with path.open("r+b") as file:
             file.seek(place + 135_000)
@@ -491,6 +492,29 @@ async def test_a_full_index_disk_bypasses_the_tier(tmp_path, monkeypatch):
         assert tier.takes_clean
         await tier.commit()
         assert tier.index.committed_has(ref.content_id)
+
+
+async def test_the_ballast_pays_for_a_commit_on_a_full_disk(tmp_path, monkeypatch):
+    async with opened_tier(nvme(tmp_path, 64 * MIB), upkeep_runs=False) as tier:
+        assert (tmp_path / "ballast").stat().st_blocks * 512 >= MIB
+        assert tier.ledger.overhead_bytes >= MIB
+        ref, body = an_object(MIB)
+        await put(tier, ref, body)
+        real = tier.index.commit_batch
+
+        def commit(batch: object) -> None:
+            if (tmp_path / "ballast").exists():
+                failure = IndexWriteFailed("No space left on device")
+                failure.errno = errno.ENOSPC
+                raise failure
+            real(batch)
+
+        monkeypatch.setattr(tier.index, "commit_batch", commit)
+        await tier.commit()
+        assert tier.index.committed_has(ref.content_id)
+        assert tier.health.state == "ok"
+        await upkeep.look_at_device(tier)
+        assert (tmp_path / "ballast").exists()
 
 
 async def test_a_content_forgotten_while_it_is_filled_leaves_nothing(tmp_path):

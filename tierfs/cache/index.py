@@ -23,6 +23,7 @@ cannot be read, ``OSError`` or ``IndexWriteFailed`` from a commit (the batch is 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ class IndexDamaged(CacheError):
 
 
 class IndexWriteFailed(CacheError):
-    """A batch could not be committed (disk full, I/O error). It is kept."""
+    """A batch could not be committed. It is kept. ``errno`` is ENOSPC if the disk is full, else EIO."""
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Walked(NamedTuple):
     place_bytes: int
 
 
-_Batch = dict[ContentId, _Change]
+Batch = dict[ContentId, _Change]
 
 
 class TierIndex:
@@ -81,8 +82,8 @@ class TierIndex:
         self._env = environment
         self.path = path
         self._extent_table, self._pin_table, self._meta_table = tables
-        self._pending: _Batch = {}
-        self._committing: _Batch = {}
+        self._pending: Batch = {}
+        self._committing: Batch = {}
         self.epoch = 0
         self.records_read = 0
         """Records decoded or walked since the open."""
@@ -299,7 +300,7 @@ class TierIndex:
 
     # committing
 
-    def take_batch(self) -> _Batch:
+    def take_batch(self) -> Batch:
         """Trio thread: what ``commit_batch`` is to write. A batch that failed is merged in first."""
         if self._committing:
             merged = self._committing
@@ -311,7 +312,7 @@ class TierIndex:
         self._pending = {}
         return self._committing
 
-    def commit_batch(self, batch: _Batch) -> None:
+    def commit_batch(self, batch: Batch) -> None:
         """Worker thread. Raises ``IndexWriteFailed``; then the batch is part of the next ``take_batch``."""
         try:
             with self._env.begin(write=True) as txn:
@@ -321,7 +322,10 @@ class TierIndex:
                 used = max(0, self._used_bytes + delta)
                 txn.put(b"used", used.to_bytes(8, "little"), db=self._meta_table)
         except (lmdb.Error, OSError) as error:
-            raise IndexWriteFailed(f"{self.path}: {error}") from error
+            failure = IndexWriteFailed(f"{self.path}: {error}")
+            if isinstance(error, lmdb.MapFullError) or os.strerror(errno.ENOSPC) in str(error):
+                failure.errno = errno.ENOSPC
+            raise failure from error
         self._used_bytes = used
 
     def batch_done(self) -> None:
@@ -351,7 +355,7 @@ class TierIndex:
         return delta
 
 
-def _merge(batch: _Batch, content_id: ContentId, change: _Change) -> None:
+def _merge(batch: Batch, content_id: ContentId, change: _Change) -> None:
     old = batch.get(content_id)
     if old is None or change.dropped:
         if old is not None and change.pin is None:

@@ -24,6 +24,7 @@ to the next tier or to the store.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ from tierfs.cache import blocks, device, record
 from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
 from tierfs.cache.eviction import Evictor, Taken
 from tierfs.cache.health import TierHealth
-from tierfs.cache.index import IndexDamaged, IndexWriteFailed, TierIndex
+from tierfs.cache.index import Batch, IndexDamaged, IndexWriteFailed, TierIndex
 from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
 from tierfs.cache.presence import Presence
@@ -504,11 +505,20 @@ class Tier:
                 return
             batch = self.index.take_batch()
             try:
-                await trio.to_thread.run_sync(self.index.commit_batch, batch, limiter=self._commit_limiter)
+                await trio.to_thread.run_sync(self._commit_blocking, batch, limiter=self._commit_limiter)
             except IndexWriteFailed as error:
-                self.health.failed(str(error))
+                self.health.failed(OSError(error.errno, str(error)))
                 raise
             self.index.batch_done()
+
+    def _commit_blocking(self, batch: Batch) -> None:
+        """Worker thread. Room for the commit that lets us free space is found even on a full disk."""
+        try:
+            self.index.commit_batch(batch)
+        except IndexWriteFailed as error:
+            if error.errno != errno.ENOSPC or not device.drop_ballast(self.root):
+                raise
+            self.index.commit_batch(batch)
 
 
 def _read_verified(

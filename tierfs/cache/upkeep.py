@@ -24,6 +24,8 @@ DEVICE_INTERVAL_S = 2.0
 _RETRY_COMMIT_S = 5.0
 _WALK_SLICE = 512
 _SWEEP_SLICE = 256
+_BALLAST_BYTES = 1024 * 1024
+_BALLAST_FROM_BYTES = 64 * 1024 * 1024
 
 
 async def run(tier: Tier) -> None:
@@ -67,10 +69,15 @@ async def look_at_device(tier: Tier) -> None:
 def _measure(tier: Tier) -> tuple[int, int, int]:
     """Worker thread: (index and directories, free, size of the file system), in bytes."""
     available, size = device.free_bytes(tier.root)
+    ballast = 0
+    if tier.ledger.capacity_bytes >= _BALLAST_FROM_BYTES and not tier.setting.volatile:
+        ballast = _BALLAST_BYTES
+        if available > 2 * _BALLAST_BYTES:
+            device.add_ballast(tier.root, ballast)
     directories = 0
     if not tier.setting.volatile:
         directories = max(0, os.stat(f"{tier.root}/objects").st_nlink - 2) * blocks.ALLOCATION_BYTES
-    return tier.index.file_bytes + directories, available, size
+    return tier.index.file_bytes + directories + ballast, available, size
 
 
 async def _learn(tier: Tier) -> None:
