@@ -33,6 +33,8 @@ class DirtyContent:
     size_bytes: int
     allocated_bytes: int
     base: ObjectRef | None
+    mtime_ns: int
+    """When its file was last written; 0 if that cannot be said."""
 
 
 class StagingArea:
@@ -73,8 +75,15 @@ class StagingArea:
         for content_id, entry in self.dirty.entries.items():
             staging = self._opened(content_id)
             size = entry.size_bytes if staging is None else staging.size_bytes
-            found.append(DirtyContent(content_id, size, entry.allocated_bytes, entry.base))
+            mtime_ns = self._mtime_ns(content_id)
+            found.append(DirtyContent(content_id, size, entry.allocated_bytes, entry.base, mtime_ns))
         return found
+
+    def _mtime_ns(self, content_id: ContentId) -> int:
+        try:
+            return os.stat(self.dirty.path_of(content_id)).st_mtime_ns
+        except OSError:
+            return 0
 
     def _opened(self, content_id: ContentId) -> Staging | None:
         staging = self._open.get(content_id)

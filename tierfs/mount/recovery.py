@@ -4,8 +4,8 @@ After a crash the namespace and the write tier may disagree by what was in fligh
 
 * a staging file that no inode names: its name was never acknowledged, or its upload had been recorded
   already. It is dropped.
-* an inode whose size is older than its staging file: the file is the truth (sizes are recorded at flush,
-  fsync and close).
+* an inode whose size and times are older than its staging file: the file is the truth (they are recorded at
+  flush, fsync and close).
 * an inode that says its bytes are here while the tier has none (the directory was removed by hand): it
   goes back to the version in the store if there is one; the loss is logged.
 * inodes without a name that were open: nobody has them open now. They are reaped.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import structlog
 import trio
 
+from tierfs.cache.area import DirtyContent
 from tierfs.mount.parts import Parts
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.transaction import WriteTransaction
@@ -30,7 +31,7 @@ BATCH = 1000
 async def recover(parts: Parts) -> dict[str, int]:
     """Returns what is resumed: ``files`` and ``bytes`` that are still to be published."""
     await _reap_orphans(parts)
-    staged = {content.content_id: content.size_bytes for content in parts.cache.dirty_contents()}
+    staged = {content.content_id: content for content in parts.cache.dirty_contents()}
     named = await _reconcile_sizes(parts, staged)
     for content_id in staged.keys() - named:
         staging = await parts.cache.open_staging(content_id)
@@ -59,7 +60,7 @@ async def _reap_orphans(parts: Parts) -> None:
                 await parts.cache.forget(inode.content_id)
 
 
-async def _reconcile_sizes(parts: Parts, staged: dict[ContentId, int]) -> set[ContentId]:
+async def _reconcile_sizes(parts: Parts, staged: dict[ContentId, DirtyContent]) -> set[ContentId]:
     """Bring inode records in line with the staging files; returns the contents that have a name."""
     named: set[ContentId] = set()
     inos, _ = parts.publisher.backlog()
@@ -71,10 +72,10 @@ async def _reconcile_sizes(parts: Parts, staged: dict[ContentId, int]) -> set[Co
                 if not inode.is_regular or not inode.flags & schema.DATA_LOCAL:
                     continue
                 named.add(inode.content_id)
-                size = staged.get(inode.content_id)
-                if size is not None and size != inode.size_bytes:
-                    changed.append(schema.replace_inode(inode, size_bytes=size))
-                elif size is None and inode.size_bytes:
+                content = staged.get(inode.content_id)
+                if content is not None:
+                    changed += _as_on_disk(inode, content)
+                elif inode.size_bytes:
                     changed.append(_without_bytes(inode, publish.object_of(txn, ino)))
         if changed:
 
@@ -84,6 +85,16 @@ async def _reconcile_sizes(parts: Parts, staged: dict[ContentId, int]) -> set[Co
 
             await parts.db.commit(record)
     return named
+
+
+def _as_on_disk(inode: Inode, content: DirtyContent) -> list[Inode]:
+    """The inode with size and times of its staging file, if they are newer than the record."""
+    written_later = content.mtime_ns > inode.ctime_ns
+    if content.size_bytes == inode.size_bytes and not written_later:
+        return []
+    mtime_ns = content.mtime_ns if written_later else inode.mtime_ns
+    ctime_ns = max(inode.ctime_ns, content.mtime_ns)
+    return [schema.replace_inode(inode, size_bytes=content.size_bytes, mtime_ns=mtime_ns, ctime_ns=ctime_ns)]
 
 
 def _without_bytes(inode: Inode, current: schema.ObjectRow | None) -> Inode:

@@ -218,7 +218,10 @@ class ObjectWriter:
         suffix = f".conflict-{socket.gethostname()}-{stamp}-{os.urandom(2).hex()}".encode()
 
         def rename(txn: WriteTransaction) -> tuple[int, bytes, bytes]:
-            parent, name = tree.names_of(txn, inode.ino)[0]
+            names = tree.names_of(txn, inode.ino)
+            if not names:
+                raise NotYet(f"{key}: unlinked during the upload")
+            parent, name = names[0]
             new_name = name[: 255 - len(suffix)] + suffix
             publish.disown(txn, inode.ino, key)
             tree.rename(txn, parent, name, parent, new_name, now_ns=self._now_ns())
