@@ -496,14 +496,14 @@ async def test_a_full_index_disk_bypasses_the_tier(tmp_path, monkeypatch):
 
 async def test_the_ballast_pays_for_a_commit_on_a_full_disk(tmp_path, monkeypatch):
     async with opened_tier(nvme(tmp_path, 64 * MIB), upkeep_runs=False) as tier:
-        assert (tmp_path / "ballast").stat().st_blocks * 512 >= MIB
+        assert (tmp_path / "index.lmdb" / "ballast").stat().st_blocks * 512 >= MIB
         assert tier.ledger.overhead_bytes >= MIB
         ref, body = an_object(MIB)
         await put(tier, ref, body)
         real = tier.index.commit_batch
 
         def commit(batch: object) -> None:
-            if (tmp_path / "ballast").exists():
+            if (tmp_path / "index.lmdb" / "ballast").exists():
                 failure = IndexWriteFailed("No space left on device")
                 failure.errno = errno.ENOSPC
                 raise failure
@@ -514,7 +514,7 @@ async def test_the_ballast_pays_for_a_commit_on_a_full_disk(tmp_path, monkeypatc
         assert tier.index.committed_has(ref.content_id)
         assert tier.health.state == "ok"
         await upkeep.look_at_device(tier)
-        assert (tmp_path / "ballast").exists()
+        assert (tmp_path / "index.lmdb" / "ballast").exists()
 
 
 async def test_a_content_forgotten_while_it_is_filled_leaves_nothing(tmp_path):

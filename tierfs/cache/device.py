@@ -4,7 +4,7 @@ Layout (everything 0700 or 0600)::
 
     TIER/lock                 flock of the engine that uses the tier
     TIER/index.lmdb/          see ``index``
-    TIER/ballast              space that is given up when the index cannot be written for lack of it
+    TIER/index.lmdb/ballast   space that is given up when the index cannot be written for lack of it
     TIER/objects/ab/<32 hex>  clean contents, named by content id
     TIER/segments/<16 hex>    small clean contents, many in one file, see ``segments``
     TIER/dirty/               dirty contents, see ``dirty``
@@ -204,7 +204,7 @@ def sync_file_system(root: str) -> None:
 
 def add_ballast(root: str, nbytes: int) -> None:
     """Set that much space aside, unless it is already. Does nothing where there is too little."""
-    path = f"{root}/ballast"
+    path = f"{root}/index.lmdb/ballast"
     if os.path.exists(path):
         return
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -219,7 +219,7 @@ def add_ballast(root: str, nbytes: int) -> None:
 def drop_ballast(root: str) -> bool:
     """Give the space up; False if there was none."""
     try:
-        os.unlink(f"{root}/ballast")
+        os.unlink(f"{root}/index.lmdb/ballast")
     except OSError:
         return False
     return True
