@@ -63,6 +63,8 @@ class Attributes:
         if change.size_bytes is not None:
             await self._set_size(ino, change.size_bytes)
         now_ns = self._services.now_ns()
+        # Also when the size stays the same, as on ext4.
+        mtime_ns = now_ns if change.mtime_ns is None and change.size_bytes is not None else change.mtime_ns
         owner_changes = change.uid is not None or change.gid is not None
 
         def apply(txn: WriteTransaction) -> Inode:
@@ -83,7 +85,7 @@ class Attributes:
                 uid=inode.uid if change.uid is None and settles else change.uid,
                 gid=inode.gid if change.gid is None and settles else change.gid,
                 atime_ns=change.atime_ns,
-                mtime_ns=change.mtime_ns,
+                mtime_ns=mtime_ns,
                 now_ns=now_ns,
             )
 
