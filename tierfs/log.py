@@ -31,7 +31,7 @@ _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY
 _SECRET_NAME = re.compile(r"(secret|password|passwd|token|authorization|credential)", re.IGNORECASE)
 _SECRET_TEXT = re.compile(
     r"(?P<keep>X-Amz-(?:Signature|Credential|Security-Token)=|Signature=|aws_secret_access_key\W{1,4}"
-    r"|aws_session_token\W{1,4}|Authorization\W{1,4}(?:AWS4-HMAC-SHA256 )?|://[^/\s:@]{1,200}:)[^\s&,'\"@]+",
+    r"|aws_session_token\W{1,4}|Authorization\W{1,4}(?:AWS4-HMAC-SHA256 )?|://[^/\s:@]{1,200}:(?=[^\s/@]{1,200}@))[^\s&,'\"@]+",
     re.IGNORECASE,
 )
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

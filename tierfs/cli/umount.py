@@ -147,6 +147,7 @@ def _umount_without_engine(found: Found, *, lazy: bool, force: bool) -> dict[str
         return _left(0, 0, None)
     detach(found.mountpoint)
     if found.record is not None:
+        _drop_memory(found.record)
         registry.remove(found.record)
         say(
             f"{found.mountpoint}: its engine had died; the dead mount is gone. What it had not uploaded is "
@@ -248,9 +249,21 @@ def _force(found: Found, record: MountRecord, engine: ControlClient | None) -> d
         _kill(record)
     from tierfs.control import registry
 
+    _drop_memory(record)
     registry.remove(record)
     _tell_left(record, left_files, left_bytes, None)
     return _left(left_files, left_bytes, record)
+
+
+def _drop_memory(record: MountRecord) -> None:
+    """Give back the RAM tiers of an engine that did not end by itself. They hold nothing but clean copies."""
+    import shutil
+
+    from tierfs.cache.opening import RAM_DIRECTORY
+
+    if not record.is_running():
+        for directory in RAM_DIRECTORY.glob(f"tierfs-{os.geteuid()}-{record.mount_id}-*"):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _kill(record: MountRecord) -> None:

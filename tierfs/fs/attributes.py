@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-from tierfs.errors import InvalidArgument, NoAttribute, NotPermitted, NotSupported, ReadOnly
+from tierfs.errors import NoAttribute, NotPermitted, NotSupported, ReadOnly
 from tierfs.fs.files import mode_without_privileges
 from tierfs.fs.services import Caller, Services
 from tierfs.namespace import publish, schema, tree
@@ -15,8 +15,6 @@ from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
 
 VIRTUAL_PREFIX = b"user.tierfs."
-MAX_FILE_SIZE_BYTES = 5 * 1024**4
-"""The largest object that S3 takes; a larger file could never be stored."""
 XATTR_NAMESPACES = (b"user.", b"trusted.")
 BLOCK_SIZE_BYTES = 4096
 
@@ -99,8 +97,6 @@ class Attributes:
         return self._services.view(inode)
 
     async def _set_size(self, ino: int, size_bytes: int) -> None:
-        if not 0 <= size_bytes <= MAX_FILE_SIZE_BYTES:
-            raise InvalidArgument(f"size {size_bytes} is beyond what an object can hold")
         content = await self._services.contents.acquire(ino)
         try:
             await self._services.contents.truncate(content, size_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
-from tierfs.errors import InvalidArgument, IsADirectory, NotFound, ReadOnly, StaleContent
+from tierfs.errors import InvalidArgument, IsADirectory, NotFound, ReadOnly, StaleContent, TierfsError
 from tierfs.fs.handles import FileHandle
 from tierfs.fs.names import Names, is_write, new_file_mode
 from tierfs.fs.services import Caller, Services
@@ -73,7 +73,18 @@ class Files:
         self._services.readahead.observe(content.ino, content.ref, offset, length)
         if data is not None:
             return data
-        return await self._services.interrupts.guard(content.read, self._cache, offset, length)
+        try:
+            return await self._services.interrupts.guard(content.read, self._cache, offset, length)
+        except StaleContent:
+            await self._learn_what_is_there_now(content.ino)
+            raise
+
+    async def _learn_what_is_there_now(self, ino: int) -> None:
+        """The object was replaced: the next open must not meet the old inode again."""
+        try:
+            await self._services.interrupts.guard(self._services.refresher.revalidate, ino)
+        except TierfsError:
+            return  # it has no name any more, or the store cannot say: the reader gets ESTALE all the same
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         """Returns the number of bytes written: all of them, or an exception."""

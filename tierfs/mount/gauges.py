@@ -49,7 +49,7 @@ def register(parts: Parts) -> None:
     gauge(
         "tierfs_hidden_keys",
         "Keys that no path can name, or that a directory covers.",
-        lambda: counts.hidden_keys,
+        lambda: counts.hidden_keys + counts.shadowed_keys,
     )
     gauge("tierfs_open_files", "Open file handles.", lambda: handles.files_open)
     gauge("tierfs_open_directories", "Open directory handles.", lambda: handles.directories_open)

@@ -96,7 +96,7 @@ class Handlers:
             open_handles=parts.services.handles.files_open,
             open_directories=parts.services.handles.directories_open,
             inodes=inodes,
-            hidden_keys=parts.refresher.counts.hidden_keys,
+            hidden_keys=parts.refresher.counts.hidden_keys + parts.refresher.counts.shadowed_keys,
         )
 
     def _backlog(self) -> p.Backlog:

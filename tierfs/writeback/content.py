@@ -21,10 +21,11 @@ import trio
 
 from tierfs.cache.residency import Cache
 from tierfs.cache.staging import Staging
-from tierfs.errors import NotFound, TierFailed
+from tierfs.errors import NotFound, ObjectTooLarge, TierFailed
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
+from tierfs.store.base import MAX_OBJECT_BYTES
 from tierfs.types import NO_CONTENT, ContentId, Inode, ObjectRef, new_content_id
 
 
@@ -179,7 +180,11 @@ class ContentTable:
             await self._cache.forget(inode.content_id)
 
     async def write(self, content: FileContent, offset: int, data: bytes) -> int:
-        """Write into the local copy, making one first if need be. Returns the bytes written."""
+        """Write into the local copy, making one first if need be. Returns the bytes written.
+
+        Raises ``ObjectTooLarge`` for what no object could hold.
+        """
+        _check_size(offset + len(data))
         if content.staging is None or content.sealing:
             await self._begin_write(content, keep=True)
         staging = content.staging
@@ -191,6 +196,7 @@ class ContentTable:
 
     async def truncate(self, content: FileContent, size_bytes: int) -> None:
         """Set the size; what is cut off is gone, what is added reads as zeros. Same size: nothing happens."""
+        _check_size(size_bytes)
         if size_bytes == content.size_bytes:
             return
         if content.staging is None or content.sealing:
@@ -248,7 +254,6 @@ class ContentTable:
             if durable:
                 await self._db.sync()
             return
-        content.unsaved = False
         size, mtime, ctime = content.size_bytes, content.mtime_ns, content.ctime_ns
 
         def record(txn: WriteTransaction) -> None:
@@ -262,6 +267,11 @@ class ContentTable:
         except NotFound:
             if not content.unlinked:
                 raise
-        except BaseException:
-            content.unsaved = True
-            raise
+        # Only now: until the commit is visible everybody has to see the values laid over the record.
+        if (content.size_bytes, content.mtime_ns, content.ctime_ns) == (size, mtime, ctime):
+            content.unsaved = False
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > MAX_OBJECT_BYTES:
+        raise ObjectTooLarge(f"{size_bytes} bytes are more than an object can hold ({MAX_OBJECT_BYTES})")

@@ -117,7 +117,7 @@ class Deletions:
 
     async def _delete(self, rows: Sequence[schema.DoomedRow]) -> None:
         keys = [row.key for row in rows]
-        failures = await trio.to_thread.run_sync(self._store.delete_many, keys)
+        failures = await trio.to_thread.run_sync(self._store.delete_many, keys, abandon_on_cancel=True)
         failed = {failure.key for failure in failures}
         await self._forget([row for row in rows if row.key not in failed])
         self.deleted_count += len(keys) - len(failed)
@@ -169,7 +169,7 @@ class Deletions:
         markers: list[str] = []
         token: str | None = None
         while True:
-            found = await trio.to_thread.run_sync(partial(self._page, prefix, token))
+            found = await trio.to_thread.run_sync(partial(self._page, prefix, token), abandon_on_cancel=True)
             markers += [i.key for i in found.objects if i.key.endswith("/") and i.size_bytes == 0]
             token = found.next_token
             if token is None:

@@ -17,7 +17,6 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 import structlog
-import trio
 
 from tierfs.cache.residency import Cache
 from tierfs.errors import NotFound, ObjectNotFound, PreconditionFailed, StoreError, TierfsError
@@ -208,7 +207,7 @@ class ObjectWriter:
 
     async def _head(self, key: str) -> ObjectInfo | None:
         try:
-            return await trio.to_thread.run_sync(self._store.head, key)
+            return await self._run(partial(self._store.head, key))
         except ObjectNotFound:
             return None
 

@@ -292,8 +292,10 @@ class Publisher:
         left has failed at least once since the call: the caller says so and may wait again. Files that
         are open for writing are not waited for.
         """
-        await self._note_all(0.0)
+        if not below:
+            await self._note_all(0.0)
         self._deletions.note(0.0)
+        hurried: set[int] = set()
         sweeps = self._deletions.sweeps
         attempts = {ino: failure.attempts for ino, failure in self.failures.items()}
         while True:
@@ -301,6 +303,9 @@ class Publisher:
             left, left_bytes = self.backlog(below)
             left = [ino for ino in left if not self._is_being_written(ino)]
             for ino in left:
+                if ino not in hurried:
+                    hurried.add(ino)
+                    self.note(ino, 0.0)
                 self._note_unless_known(ino)
             if progress is not None:
                 progress(len(left), left_bytes)

@@ -141,7 +141,8 @@ class Uploader:
         await self.call(lambda: self._unfinished.done(note))
 
     async def call(self, function: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(function, limiter=self._limiter)
+        # Cancelled only when the mount ends: then nobody waits for a store that does not answer.
+        return await trio.to_thread.run_sync(function, limiter=self._limiter, abandon_on_cancel=True)
 
 
 async def _read_exactly(read: ReadRange, offset: int, length: int) -> bytes:
