@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import pytest
 import trio
@@ -121,6 +122,20 @@ async def test_connections_and_memory_are_bounded(tmp_path, store):
         nursery.cancel_scope.cancel()
     assert store.running_most <= 5
     assert 0 < most <= 20 * MIB
+
+
+async def test_a_long_prefetch_takes_no_more_memory_than_its_budget(tmp_path, store):
+    ref = store.add("k", bytes(96 * MIB))
+    settings = settings_for(tmp_path, nvme(tmp_path / "t", 256 * MIB), fetch_concurrency=16,
+                            memory_budget_bytes=32 * MIB)
+    async with opened_cache(store, settings) as cache:
+        tracemalloc.start()
+        try:
+            await cache.prefetch(ref, 0, 96 * MIB)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert most < 24 * MIB
 
 
 async def test_a_long_range_is_cut_so_that_all_connections_work(tmp_path, store):

@@ -236,6 +236,27 @@ async def test_readers_of_the_old_content_never_see_new_bytes(tmp_path, store):
         done = True
 
 
+async def test_converting_does_not_wait_for_the_store(tmp_path, store):
+    body = body_of(20 * BLOCK)
+    ref = store.add("k", body)
+    async with opened_cache(store, one_tier(tmp_path)) as cache, trio.open_nursery() as nursery:
+        await cache.read(ref, 0, 2 * BLOCK)
+        store.gate = threading.Event()
+        nursery.start_soon(cache.prefetch, ref, 0, len(body))
+        with trio.fail_after(10):
+            while not store.running:
+                await trio.sleep(0.001)
+            staging = await cache.convert(ref, new_content_id())
+            await staging.write(0, b"n" * (20 * BLOCK))
+        store.gate.set()
+        with trio.fail_after(10):
+            while not cache.is_complete(ref.content_id):
+                await trio.sleep(0.001)
+        # What the fetch wrote went into the old content, not into ours.
+        assert await content(staging) == b"n" * (20 * BLOCK)
+        assert await cache.read(ref, 0, len(body)) == body
+
+
 async def test_a_write_while_the_base_is_being_read_wins(tmp_path, store):
     body = body_of(4 * BLOCK)
     ref = store.add("k", body)

@@ -40,10 +40,10 @@ TierOrder = Callable[[ObjectRef, int, int], Iterable[Tier]]
 
 
 class Fetch:
-    """One request under way. ``body`` is there once ``done`` is set and ``error`` is None."""
+    """One request under way. Who wants its bytes counts itself in ``readers`` before it is done."""
 
-    __slots__ = ("blocks", "body", "demand", "done", "error", "length_bytes", "offset_bytes", "ref",
-                 "started", "stored")
+    __slots__ = ("blocks", "body", "demand", "done", "error", "length_bytes", "offset_bytes", "readers",
+                 "ref", "started", "stored")
 
     def __init__(self, ref: ObjectRef, offset_bytes: int, length_bytes: int, *, demand: bool,
                  aligned: bool) -> None:
@@ -51,6 +51,7 @@ class Fetch:
         self.offset_bytes = offset_bytes
         self.length_bytes = length_bytes
         self.demand = demand
+        self.readers = 0
         self.started = False
         self.done = trio.Event()
         self.body: bytes | None = None
@@ -59,11 +60,15 @@ class Fetch:
         first = offset_bytes // BLOCK_SIZE_BYTES
         self.blocks = range(first, first + blocks.block_count(length_bytes)) if aligned else range(0)
 
-    async def wait(self) -> bytes:
-        """The bytes of the whole fetch. Raises what it failed with."""
+    async def wait(self) -> None:
+        """Until the bytes are local. Raises what the fetch failed with."""
         await self.done.wait()
         if self.error is not None:
             raise self.error
+
+    async def read(self) -> bytes:
+        """The bytes of the whole fetch, for a reader that is counted."""
+        await self.wait()
         assert self.body is not None
         return self.body
 
@@ -198,6 +203,9 @@ class Fetcher:
             self._active -= 1
             self._active_prefetch -= was_prefetch
             self.budget.release(fetch.length_bytes)
+            if not fetch.readers:
+                # Whoever holds the object for other reasons must not hold the bytes.
+                fetch.body = None
             fetch.done.set()
             self._pump()
 

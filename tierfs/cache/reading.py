@@ -72,7 +72,7 @@ class Reader:
             await trio.lowlevel.checkpoint()
             return source
         if isinstance(source, Fetch):
-            body = await source.wait()
+            body = await source.read()
             start = segment.start - source.offset_bytes
             stop = segment.stop - source.offset_bytes
             return body if start == 0 and stop == len(body) else bytes(memoryview(body)[start:stop])
@@ -125,6 +125,7 @@ class Reader:
             else:
                 wanted |= 1 << bit
         for fetch, mask in fetches.items():
+            fetch.readers += 1
             self._fetcher.promote(fetch)
             sources.append((mask, fetch))
         if wanted:
@@ -142,12 +143,17 @@ class Reader:
                 low = max(start, (extent_no * EXTENT_BLOCKS + first) * BLOCK_SIZE_BYTES)
                 high = min(stop, (extent_no * EXTENT_BLOCKS + first + count) * BLOCK_SIZE_BYTES)
                 fetch = self._fetcher.request_exact(ref, low, high - low)
+                fetch.readers += 1
                 exact.append((blocks.span_mask(first, count), fetch))
             return exact
         if start == 0 and ref.size_bytes <= SMALL_OBJECT_BYTES:
             wanted |= self._not_local(ref, 0, blocks.full_mask(ref.size_bytes, 0))
-        return [(blocks.span_mask(fetch.blocks.start % EXTENT_BLOCKS, len(fetch.blocks)), fetch)
-                for fetch in self._fetcher.request(ref, extent_no, wanted, demand=True)]
+        found: list[tuple[int, _Source]] = []
+        for fetch in self._fetcher.request(ref, extent_no, wanted, demand=True):
+            fetch.readers += 1
+            mask = blocks.span_mask(fetch.blocks.start % EXTENT_BLOCKS, len(fetch.blocks))
+            found.append((mask, fetch))
+        return found
 
     def _not_local(self, ref: ObjectRef, extent_no: int, mask: int) -> int:
         """Which blocks of ``mask`` no tier has, and nobody is bringing."""
@@ -216,8 +222,8 @@ class Reader:
 
 
 async def _finish(fetch: Fetch, own: bool) -> int:
-    body = await fetch.wait()
-    return len(body) if own else 0
+    await fetch.wait()
+    return fetch.length_bytes if own else 0
 
 
 def _in_order(extent_no: int, start: int, stop: int, sources: list[tuple[int, _Source]]) -> list[_Segment]:

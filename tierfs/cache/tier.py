@@ -430,14 +430,15 @@ class Tier:
         """Give up the content's file: nothing of it counts as here, nobody uses it or will make it anew.
 
         Returns the words of the blocks that are right. The caller takes the file away, and then calls
-        ``end_removal``.
+        ``end_removal``. Without words the content stays, and there is no file to be taken: it shares one with
+        others, or is being fetched (nobody waits for the store here, and a fetch would write into it).
         """
-        while (content_id in self._fills or content_id in self._removing
-               or any(self.presence.is_busy(content_id, n) for n in self.index.extents_of(content_id))):
+        while content_id not in self._fills and (
+            content_id in self._removing
+            or any(self.presence.is_busy(content_id, n) for n in self.index.extents_of(content_id))
+        ):
             await self.wait_change()
-        known = self.presence.extent(content_id, 0)
-        if known is not None and known.segment:
-            # It shares its file with others, and stays as it is.
+        if content_id in self._fills or self.place_of(content_id) is not None:
             self.begin_removal(content_id)
             return {}
         words = self.presence.sound_words(content_id)
