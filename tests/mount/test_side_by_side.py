@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mount import Mounted, MountFactory
-from tests.support.sequence import Outcome, RandomOperations, Replica, tree_state
+from tests.support.sequence import RandomOperations, Replica, tree_state
 
 SEEDS = [int(os.environ["TIERFS_TEST_SEED"])] if "TIERFS_TEST_SEED" in os.environ else list(range(1, 6))
 STEPS = 500
@@ -39,24 +39,24 @@ def run(
         directory.mkdir()
     here, there = Replica(top), Replica(plain)
     told: list[str] = []
-    for number, operation in enumerate(islice(RandomOperations(seed), steps), 1):
-        outcomes: list[Outcome] = [here.perform(operation), there.perform(operation)]
-        told.append(f"{number}: {operation} -> {outcomes[1]}")
-        if outcomes[0] != outcomes[1]:
-            steps_before = "\n".join(told[-40:])
-            pytest.fail(
-                f"seed {seed}, step {number}: mount {outcomes[0]}, directory {outcomes[1]}\n{steps_before}"
-            )
-        if number % 50 == 0:
-            compare(here, there, told)
-        if number % every == 0:
-            here.close_handles()
-            there.close_handles()
-            interrupt()
-            told.append("-- interrupted here")
-            compare(here, there, told)
-    here.close_handles()
-    there.close_handles()
+    try:
+        for number, operation in enumerate(islice(RandomOperations(seed), steps), 1):
+            ours, theirs = here.perform(operation), there.perform(operation)
+            told.append(f"{number}: {operation} -> {theirs}")
+            if ours != theirs:
+                before = "\n".join(told[-40:])
+                pytest.fail(f"seed {seed}, step {number}: mount {ours}, directory {theirs}\n{before}")
+            if number % 50 == 0:
+                compare(here, there, told)
+            if number % every == 0:
+                here.close_handles()
+                there.close_handles()
+                interrupt()
+                told.append("-- interrupted here")
+                compare(here, there, told)
+    finally:
+        here.close_handles()
+        there.close_handles()
     compare(here, there, told)
 
 
