@@ -7,7 +7,8 @@ question was asked; if it was renamed meanwhile, ``DirectoryMoved`` ends the att
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -95,15 +96,16 @@ class Lister:
         if prefix is None:
             await self._finish_unasked(ino)
             return
-        first = self._listing()
         deferred: list[tuple[bytes, ObjectInfo]] = []
         marker: ObjectInfo | None = None
-        page: ListPage | None = await self._page(prefix, recursive=False, token=None)
-        while page is not None:
-            parsed = self._parse(page, prefix, ino)
-            marker = parsed.top.marker or marker
-            page = await self._apply_beside_next(ino, prefix, parsed.top, deferred, page.next_token)
-        await self._complete(ino, prefix, marker, deferred, first)
+        with self._begin() as first:
+            page: ListPage | None = await self._page(prefix, recursive=False, token=None)
+            while page is not None:
+                parsed = self._parse(page, prefix, ino)
+                marker = parsed.top.marker or marker
+                token = page.next_token
+                page = await self._apply_beside_next(ino, prefix, parsed.top, deferred, token, first)
+            await self._complete(ino, prefix, marker, deferred, first)
 
     async def list_tree(self, ino: int) -> bool:
         """One page of everything below a directory. True: that was all, the whole subtree is complete.
@@ -114,9 +116,9 @@ class Lister:
         if prefix is None:
             await self._finish_unasked(ino)
             return True
-        first = self._listing()
-        page = await self._page(prefix, recursive=True, token=None)
-        await self._apply_tree(ino, prefix, page, first)
+        with self._begin() as first:
+            page = await self._page(prefix, recursive=True, token=None)
+            await self._apply_tree(ino, prefix, page, first)
         return page.next_token is None
 
     # -- single names ---------------------------------------------------------------------------------
@@ -133,7 +135,12 @@ class Lister:
         key = prefix + encode_path(name)
         if key_size_bytes(key) > MAX_KEY_BYTES:
             return False
-        listing = self._listing()
+        with self._begin() as listing:
+            return await self._ask_for(dir_ino, prefix, name, key, listing, file_first=file_first)
+
+    async def _ask_for(
+        self, dir_ino: int, prefix: str, name: bytes, key: str, listing: Listing, *, file_first: bool
+    ) -> bool:
         if file_first and await self._look_for_file(dir_ino, prefix, name, key, listing):
             return True
         if await self._look_for_directory(dir_ino, prefix, name, key + "/", listing):
@@ -211,9 +218,14 @@ class Lister:
     # -- applying -------------------------------------------------------------------------------------
 
     async def _apply_top(
-        self, ino: int, prefix: str, entries: DirectoryEntries, deferred: list[tuple[bytes, ObjectInfo]]
+        self,
+        ino: int,
+        prefix: str,
+        entries: DirectoryEntries,
+        deferred: list[tuple[bytes, ObjectInfo]],
+        first: Listing,
     ) -> None:
-        listing = self._listing()
+        listing = self._later(first)
 
         def apply(txn: WriteTransaction) -> Changes:
             directory = self._check(txn, ino, prefix)
@@ -229,6 +241,7 @@ class Lister:
         entries: DirectoryEntries,
         deferred: list[tuple[bytes, ObjectInfo]],
         token: str | None,
+        first: Listing,
     ) -> ListPage | None:
         """Apply one page while the next one is on its way."""
         answer: outcome.Outcome[ListPage] | None = None
@@ -240,7 +253,7 @@ class Lister:
         async with trio.open_nursery() as nursery:
             if token is not None:
                 nursery.start_soon(ask, token)
-            applied = await outcome.acapture(self._apply_top, ino, prefix, entries, deferred)
+            applied = await outcome.acapture(self._apply_top, ino, prefix, entries, deferred, first)
         applied.unwrap()
         return None if answer is None else answer.unwrap()
 
@@ -250,8 +263,7 @@ class Lister:
         complete = page.next_token is None
         if not complete:
             _drop_doubtful_files(parsed, max((info.key for info in page.objects), default=""), prefix)
-        listing = self._listing()
-        last = replace(listing, started_ns=first.started_ns)
+        last = self._later(first)
 
         def apply(txn: WriteTransaction) -> tuple[Changes, list[_Unfinished]]:
             total = Changes()
@@ -270,7 +282,7 @@ class Lister:
                 directory = self._check(txn, inos[path], dir_prefix)
                 entries = parsed.directories[path]
                 changes = apply_entries(
-                    txn, directory, dir_prefix, entries.dirs, entries.files.items(), listing
+                    txn, directory, dir_prefix, entries.dirs, entries.files.items(), last
                 )
                 if complete:
                     todo = _Unfinished(directory.ino, dir_prefix, entries.marker, changes.deferred)
@@ -294,7 +306,7 @@ class Lister:
         first: Listing,
     ) -> None:
         """All pages have been applied: remove what they did not show, then mark the directory complete."""
-        last = self._listing()
+        last = self._later(first)
         position: int | None = 0
         while position is not None:
 
@@ -305,14 +317,14 @@ class Lister:
                 else:
                     changes, following = sweep(txn, directory, prefix, first, after, SWEEP_ENTRIES)
                 if following is None and not changes.gone_directories and not deferred:
-                    finish(txn, ino, marker, replace(last, started_ns=first.started_ns))
+                    finish(txn, ino, marker, last)
                 return changes, following
 
             changes, position = await self._db.commit(step)
             self._note(changes)
             await self._remove_directories(changes.gone_directories, first)
             if position is None and (changes.gone_directories or deferred):
-                await self._finish(ino, prefix, marker, deferred, replace(last, started_ns=first.started_ns))
+                await self._finish(ino, prefix, marker, deferred, last)
 
     async def _finish(
         self,
@@ -367,6 +379,16 @@ class Lister:
         now_ns = self._now_ns()
         keeps_markers = self._store.capabilities.keeps_directory_markers
         return Listing(now_ns, now_ns + self._db.tables.ttl_ns, now_ns, self._defaults, keeps_markers)
+
+    @contextmanager
+    def _begin(self) -> Iterator[Listing]:
+        """Around the first request and all that is made of the answers."""
+        with self._db.tables.departures.listing() as began:
+            yield replace(self._listing(), began=began)
+
+    def _later(self, first: Listing) -> Listing:
+        """The same listing, believed from now on; what it says is as old as before."""
+        return replace(self._listing(), started_ns=first.started_ns, began=first.began)
 
     def _prefix_of(self, ino: int) -> str | None:
         """The key of a directory, or None if nothing that the bucket has below it may be shown.

@@ -57,6 +57,8 @@ class Listing:
     defaults: Defaults
     keeps_markers: bool = True
     """Whether the store lists empty directories that were made here."""
+    began: int = 0
+    """Deletions with a higher number (``Departures``) may be missing in what it says."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,10 @@ def apply_entries(
     """
     changes = Changes()
     any_doomed = publish.doomed_count(txn) > 0
-    if any_doomed and publish.covering_prefix(txn, prefix) is not None:
+    departures = txn.tables.departures
+    if departures.covers(prefix, listing.began) or (
+        any_doomed and publish.covering_prefix(txn, prefix) is not None
+    ):
         # A directory of that name was renamed away and a new one made: what lies here is still the old one's.
         return changes
     subdirectories = 0
@@ -102,7 +107,7 @@ def apply_entries(
             continue
         subdirectories += _apply_directory(txn, directory, prefix, name, listing, changes)
     for name, info in files:
-        if any_doomed and _is_doomed(txn, info):
+        if departures.has_key(info.key, listing.began) or (any_doomed and _is_doomed(txn, info)):
             continue
         _apply_file(txn, directory.ino, name, info, listing, changes)
     if subdirectories or changes.added:
@@ -119,7 +124,7 @@ def resolve_deferred(
         found = records.find_entry(txn, directory.ino, name)
         if found is not None and found[2] == stat.S_IFDIR:
             changes.shadowed.append(info.key)
-        elif not _is_doomed(txn, info):
+        elif not txn.tables.departures.has_key(info.key, listing.began) and not _is_doomed(txn, info):
             _apply_file(txn, directory.ino, name, info, listing, changes)
     return changes
 
@@ -181,6 +186,8 @@ def note_marker(
     if row is not None and (row.confirmed_ns > listing.started_ns or publish.is_dirty(txn, directory_ino)):
         return
     if marker is not None:
+        if txn.tables.departures.has_key(marker.key, listing.began):
+            return
         if publish.owner_of_key(txn, marker.key) not in (None, directory_ino) or _is_doomed(txn, marker):
             return
         if row is None or row.etag != marker.etag or row.key != marker.key:
@@ -329,11 +336,14 @@ def _apply_directory(
 ) -> int:
     """Returns how many subdirectories there are more than before."""
     found = records.find_entry(txn, directory.ino, name)
-    if (found is None or found[2] != stat.S_IFDIR) and publish.is_prefix_needed(
-        txn, key_in(prefix, name, True)
-    ):
-        # Removed or emptied here: what makes it show up is still to be deleted or moved away.
-        return 0
+    if found is None or found[2] != stat.S_IFDIR:
+        marker_key = key_in(prefix, name, True)
+        if txn.tables.departures.has_below(marker_key, listing.began) or publish.is_prefix_needed(
+            txn, marker_key
+        ):
+            # Removed or emptied here: what makes it show up is still to be deleted or moved away, or was so
+            # since the bucket was asked.
+            return 0
     if found is None:
         new = new_inode(txn, None, listing)
         records.add_inode(txn, new)

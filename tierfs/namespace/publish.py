@@ -327,6 +327,11 @@ def forget_doomed(txn: WriteTransaction, row: DoomedRow) -> bool:
     return txn.delete(schema.doomed_table_key(row.key, row.prefix), txn.tables.doomed)
 
 
+def note_deleted(txn: WriteTransaction, row: DoomedRow) -> None:
+    """The store has deleted the row's object: a listing that began before must not bring it back."""
+    txn.tables.departures.note(row.key, prefix=row.prefix)
+
+
 def is_key_needed(txn: ReadTransaction, key: str) -> bool:
     """Whether an inode owns this key, or a live name maps to it (and will overwrite what is there)."""
     return owner_of_key(txn, key) is not None or live_inode_at(txn, key) is not None

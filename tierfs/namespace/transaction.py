@@ -10,6 +10,8 @@ from typing import Any
 
 import lmdb
 
+from tierfs.namespace.departures import Departures
+
 TABLES = (
     "dirent",
     "dirseq",
@@ -30,7 +32,7 @@ TABLES = (
 class Tables:
     """Handles of the tables, and what functions of a transaction have to know about the mount."""
 
-    __slots__ = (*TABLES, "prefix", "ttl_ns")
+    __slots__ = (*TABLES, "departures", "prefix", "ttl_ns")
 
     dirent: Any
     dirseq: Any
@@ -48,6 +50,10 @@ class Tables:
     """Key of the mount's root in the bucket: empty, or ending in ``/``."""
     ttl_ns: int
     """For how long what the bucket said is believed."""
+    departures: Departures
+
+    def __init__(self) -> None:
+        self.departures = Departures()
 
 
 class ReadTransaction:

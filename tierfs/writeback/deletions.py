@@ -119,15 +119,18 @@ class Deletions:
         keys = [row.key for row in rows]
         failures = await trio.to_thread.run_sync(self._store.delete_many, keys, abandon_on_cancel=True)
         failed = {failure.key for failure in failures}
-        await self._forget([row for row in rows if row.key not in failed])
+        await self._forget([row for row in rows if row.key not in failed], deleted=True)
         self.deleted_count += len(keys) - len(failed)
         if failures:
             raise StoreError(f"{failures[0].key}: not deleted: {failures[0].message}")
 
-    async def _forget(self, rows: Sequence[schema.DoomedRow]) -> int:
-        """Drop the rows that are done with; returns how many were."""
+    async def _forget(self, rows: Sequence[schema.DoomedRow], *, deleted: bool = False) -> int:
+        """Drop the rows that are done with; returns how many were. ``deleted``: the objects are gone."""
 
         def forget(txn: WriteTransaction) -> int:
+            if deleted:
+                for row in rows:
+                    publish.note_deleted(txn, row)
             return sum(publish.forget_doomed(txn, row) for row in rows if not _is_owned(txn, row))
 
         return await self._db.commit(forget)
@@ -161,7 +164,7 @@ class Deletions:
                 await trio.to_thread.run_sync(self._store.delete_many, markers)
         finally:
             self._deleting.difference_update(markers)
-        await self._forget([row])
+        await self._forget([row], deleted=True)
         return True
 
     async def _markers_below(self, prefix: str) -> list[str]:
