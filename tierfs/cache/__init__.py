@@ -6,12 +6,13 @@ Owns
     ``residency.Cache`` is the way in for clean contents, ``staging.Staging`` for those that are written.
 
 Modules, from the bottom
-    ``blocks record memory health policy``   pure: arithmetic, presence and checksums, budgets, states
-    ``index device``                         adapters: lmdb, and the file system of a tier
-    ``ledger eviction tier upkeep``          one tier: capacity, making room, reading and filling, background
-    ``fetch placement``                      single flight to the store; which tier gets what
-    ``sidecar dirty staging area``           contents that are written: protocol, room, recovery
-    ``opening residency``                    composition, and the facade
+    ``blocks record memory health policy``          pure: arithmetic, presence and checksums, budgets, states
+    ``index device segments``                       adapters: lmdb, and the file system of a tier
+    ``ledger eviction presence fill tier upkeep``   one tier: capacity, making room, what is there, reading
+                                                    and filling, background work
+    ``fetch placement reading``                     single flight to the store; which tier; one read
+    ``sidecar overlay dirty sealing staging area``  contents that are written: protocol, room, recovery
+    ``opening residency``                           composition, and the facade
 
 Threads
     Everything is called from the trio thread, where it may do dictionary and bitmap work, look into LMDB

@@ -19,9 +19,10 @@ import trio
 
 from tierfs.cache import blocks, record
 from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
+from tierfs.cache.fill import Fill
 from tierfs.cache.health import is_no_space
 from tierfs.cache.memory import ByteBudget, TransitBuffer
-from tierfs.cache.tier import Fill, Tier
+from tierfs.cache.tier import Tier
 from tierfs.errors import ObjectNotFound, PreconditionFailed, ShortBody, StaleContent, TierfsError
 from tierfs.log import get_logger
 from tierfs.metrics import Metrics

@@ -31,7 +31,6 @@ class TierHealth:
         self._retry_at_ns = 0
         self.state = OK
         self.reason = ""
-        self.changes = 0
 
     @property
     def usable(self) -> bool:
@@ -58,7 +57,6 @@ class TierHealth:
         """New data went into the tier."""
         if self.state != OK:
             self.state, self.reason = OK, ""
-            self.changes += 1
             _log.info("tier is used again", tier=self._tier, path=self._path)
 
     def _set(self, state: str, reason: str, pause_ns: int) -> None:
@@ -66,6 +64,5 @@ class TierHealth:
             return
         self._retry_at_ns = self._now_ns() + pause_ns
         if self.state != state:
-            self.changes += 1
             _log.warning("tier is bypassed", tier=self._tier, path=self._path, state=state, reason=reason)
         self.state, self.reason = state, reason

@@ -221,8 +221,9 @@ class TierIndex:
                     return number
         return None
 
-    def has(self, content_id: ContentId, extent_no: int) -> bool:
-        return self._value(content_id, extent_no) is not None
+    def is_changed(self, content_id: ContentId) -> bool:
+        """There are changes to that content's records that are not committed yet."""
+        return content_id in self._pending or content_id in self._committing
 
     def committed_has(self, content_id: ContentId) -> bool:
         """The committed index (not the batch) has a record: a new file of that name must wait."""

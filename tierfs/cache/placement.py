@@ -16,15 +16,20 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from tierfs.cache import blocks, device, record
+from tierfs.cache.blocks import EXTENT_SIZE_BYTES
 from tierfs.cache.eviction import Taken
-from tierfs.cache.policy import Admission
+from tierfs.cache.fill import Fill
+from tierfs.cache.policy import Admission, Unit
 from tierfs.cache.record import SUM_BYTES, Extent
-from tierfs.cache.tier import Fill, Tier
+from tierfs.cache.tier import Tier
 from tierfs.log import get_logger
-from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
+from tierfs.types import BLOCK_SIZE_BYTES, ObjectRef
 
 _log = get_logger(__name__)
 
+_VISIT_BYTES = 2 * EXTENT_SIZE_BYTES
+"""Reads of one unit with less than this between them are one visit."""
+_KEPT_OFFERS = 16384
 _PROMOTIONS = 2
 """Units being copied to a faster tier at one time; more are not worth the disturbance."""
 
@@ -35,8 +40,9 @@ class Placement:
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self._tiers = tuple(tiers)
         self._nursery: trio.Nursery | None = None
-        self._moving: set[tuple[ContentId, int]] = set()
-        self._last_offered: tuple[ContentId, int] | None = None
+        self._moving: set[Unit] = set()
+        self._offered: dict[Unit, int] = {}
+        """Unit -> bytes that its tier had served when it was last offered to a faster one."""
         for tier in self._tiers[:-1]:
             tier.on_evict = self._demote_from(tier)
 
@@ -62,11 +68,16 @@ class Placement:
 
     def offer(self, ref: ObjectRef, extent_no: int, tier: Tier) -> None:
         """That extent was read from ``tier``: a faster one may want it."""
-        position = self._tiers.index(tier)
         unit = (ref.content_id, extent_no)
-        if position == 0 or unit == self._last_offered or unit in self._moving:
+        offered = self._offered.get(unit)
+        if offered is not None and tier.hit_bytes - offered < _VISIT_BYTES:
             return
-        self._last_offered = unit
+        if len(self._offered) >= _KEPT_OFFERS:
+            self._offered.clear()
+        self._offered[unit] = tier.hit_bytes
+        position = self._tiers.index(tier)
+        if position == 0 or unit in self._moving:
+            return
         faster = self._tiers[position - 1]
         extent = tier.presence.extent(*unit)
         if not faster.takes_clean or extent is None or len(self._moving) >= _PROMOTIONS:
@@ -82,7 +93,7 @@ class Placement:
         self._nursery.start_soon(self._promote, ref, extent_no, tier, faster)
 
     @staticmethod
-    def _earns_a_place(faster: Tier, unit: tuple[ContentId, int], nbytes: int) -> bool:
+    def _earns_a_place(faster: Tier, unit: Unit, nbytes: int) -> bool:
         """Ask the policy by admitting the unit; in any case it remembers that the unit was asked for."""
         faster.ledger.fit_policy()
         policy = faster.ledger.policy

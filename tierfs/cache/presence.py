@@ -9,7 +9,6 @@ such an extent may be ahead of its record, and stays.
 from __future__ import annotations
 
 from tierfs.cache import blocks
-from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.eviction import Taken
 from tierfs.cache.index import TierIndex, Walked
 from tierfs.cache.ledger import Ledger
@@ -134,7 +133,7 @@ class Presence:
     def learn(self, walked: Walked) -> None:
         """The walk found this committed record. It may be out of date."""
         unit = (walked.content_id, walked.extent_no)
-        if unit not in self.ledger.policy and self.index.has(*unit):
+        if unit not in self.ledger.policy and not self.index.is_changed(walked.content_id):
             self._make_known(unit, walked.nbytes, walked.segment)
 
     def _make_known(self, unit: Unit, nbytes: int, segment: int) -> None:
@@ -313,8 +312,3 @@ class Presence:
                 policy.pin(unit)
         (self.pins.add if pinned else self.pins.discard)(content_id)
         self.index.set_pin(content_id, pinned)
-
-
-def bit_of(block_no: int) -> tuple[int, int]:
-    """(extent number, bit) of a block."""
-    return divmod(block_no, EXTENT_BLOCKS)
