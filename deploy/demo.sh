@@ -94,7 +94,6 @@ clean_up() {
     detach
     stop_processes || { printf 'demo: processes are left: %s\n' "$(own_processes | tr '\n' ' ')" >&2; status=1; }
     detach
-    [ "$status" -eq 0 ] || "$bin/python" "$here/demo/remove_ram_tier.py" "$source" "$mnt"
     case $made in
         objects) timeout 300 "$bin/python" "$here/demo/remove_objects.py" "$source" || status=1 ;;
         directory) rm -rf --one-file-system "$source" || status=1 ;;
