@@ -122,9 +122,9 @@ def test_c04_names_in_listings_are_decoded_once(
 
 @pytest.mark.limit_s(300)
 def test_c09_memory_does_not_grow_with_passes(mount_factory: MountFactory, server: FakeS3) -> None:
-    count = 40_000
+    count = 20_000
     for i in range(count):
-        server.bucket.add_generated(f"d{i // 2000:02}/f{i:06}", 10)
+        server.bucket.add_generated(f"d{i // 1000:02}/f{i:06}", 10)
     mounted = mount_factory(**on(server))
     sizes = []
     for _ in range(3):
