@@ -280,6 +280,31 @@ async def test_what_is_used_again_is_promoted_and_what_that_displaces_is_kept_be
         assert store.ranges == []
 
 
+async def test_closing_does_not_wait_for_room_below(tmp_path, store, monkeypatch):
+    """A unit on its way from one tier to the next when the cache is closed."""
+    tiers = (ram(tmp_path / "r", 8 * MIB), nvme(tmp_path / "n", 8 * MIB))
+    with trio.fail_after(20):
+        async with opened_cache(store, settings_for(tmp_path, *tiers)) as cache:
+            for number in range(6):
+                await cache.read(store.add(f"k{number}", body_of(MIB, number)), 0, MIB)
+            upper, lower = cache.tiers
+            asked = trio.Event()
+
+            async def never(nbytes: int = 0) -> bool:
+                asked.set()
+                await trio.sleep_forever()
+                return False
+
+            monkeypatch.setattr(lower.evictor, "make_room", never)
+            upper.evictor.evict(upper.presence.idle_units(store_ref(store, "k0").content_id))
+            await asked.wait()
+    assert not object_file(tmp_path / "r", store_ref(store, "k0").content_id).exists()
+
+
+def store_ref(store: RangeStore, key: str) -> ObjectRef:
+    return store.add(key, store.body(key))
+
+
 async def test_reads_go_on_when_a_tier_cannot_be_opened(tmp_path, store):
     (tmp_path / "file").write_bytes(b"")
     tiers = (ram(tmp_path / "file" / "r", MIB), nvme(tmp_path / "n", 8 * MIB))

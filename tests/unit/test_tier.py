@@ -579,6 +579,32 @@ async def test_a_damaged_index_costs_clean_contents_only(tmp_path):
         assert await read(tier, ref, 0, MIB) == body
 
 
+async def test_an_index_that_cannot_be_read_any_more_is_not_used_any_more(tmp_path, monkeypatch):
+    ref, body = an_object(MIB)
+    other, other_body = an_object(2 * MIB)
+    async with opened_tier(nvme(tmp_path, 16 * MIB)) as tier:
+        await put(tier, ref, body)
+        await tier.commit()
+        assert await read(tier, ref, 0, MIB) == body
+
+        class Broken:
+            def begin(self, *args, **kwargs):
+                raise lmdb.CorruptedError("page 7")
+
+            close = tier.index._env.close
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tier.index, "_env", Broken())
+            assert tier.presence.extent(other.content_id, 0) is None
+            assert not await put(tier, other, other_body)
+            assert not tier.presence.is_complete(other.content_id)
+            tier.evictor.forget(other.content_id)
+            await tier.evictor.settled()
+    async with opened_tier(nvme(tmp_path, 16 * MIB)) as tier:
+        assert (tmp_path / "index.lmdb.damaged-1").is_dir()
+        assert await put(tier, other, other_body)
+
+
 async def test_a_newer_tier_is_refused_and_left_alone(tmp_path):
     async with opened_tier(nvme(tmp_path, 16 * MIB)):
         pass

@@ -264,15 +264,28 @@ class Evictor:
     async def _carry_out(self, job: _Job) -> None:
         tier = self._tier
         try:
+            if tier.on_evict is not None and job.offer:
+                for taken in job.taken:
+                    await tier.on_evict(taken)
+        except Exception:
+            _log.exception("evicted data could not be kept in the next tier", path=tier.root)
+        finally:
+            # Also when the cache is being closed: nobody will find these bytes any more.
             with trio.CancelScope(shield=True):
-                if tier.on_evict is not None and job.offer:
-                    for taken in job.taken:
-                        await tier.on_evict(taken)
-                if job.punch:
-                    await self._commit_before(job)
-                await trio.to_thread.run_sync(_remove, job, limiter=tier.io)
+                await self._remove(job)
+
+    async def _remove(self, job: _Job) -> None:
+        tier = self._tier
+        try:
+            if job.punch:
+                await self._commit_before(job)
+            await trio.to_thread.run_sync(_remove, job, limiter=tier.io)
         except OSError as error:
+            tier.needs_sweep = True
             tier.health.failed(error)
+        except Exception:
+            tier.needs_sweep = True
+            _log.exception("evicted data could not be removed", path=tier.root)
         finally:
             self._jobs -= 1
             tier.ledger.freeing_bytes -= job.nbytes

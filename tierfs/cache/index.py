@@ -36,6 +36,7 @@ import lmdb
 from tierfs.cache import record
 from tierfs.cache.record import Extent
 from tierfs.errors import CacheError, FormatError
+from tierfs.log import get_logger
 from tierfs.types import ContentId
 
 FORMAT = 1
@@ -43,6 +44,8 @@ _FORMAT_MARK = b"tierfs tier index "
 _MAP_SIZES = (1 << 40, 1 << 36, 1 << 32, 1 << 29)
 """Address space to ask for, in bytes; the first that the process limits allow."""
 _KEY_BYTES = 20
+_DAMAGE_MARK = "damaged"
+_log = get_logger(__name__)
 
 
 class IndexDamaged(CacheError):
@@ -85,6 +88,8 @@ class TierIndex:
         self._pending: Batch = {}
         self._committing: Batch = {}
         self.epoch = 0
+        self.damaged = False
+        """A read failed: see ``_unreadable``."""
         self.records_read = 0
         """Records decoded or walked since the open."""
         self._used_bytes = 0
@@ -179,17 +184,35 @@ class TierIndex:
                     return change.extents[extent_no]
                 if change.dropped:
                     return None
-        with self._env.begin(db=self._extent_table) as txn:
-            found: bytes | None = txn.get(content_id + extent_no.to_bytes(4, "big"))
-            return found
+        found: bytes | None = None
+        try:
+            with self._env.begin(db=self._extent_table) as txn:
+                found = txn.get(content_id + extent_no.to_bytes(4, "big"))
+        except lmdb.Error as error:
+            self._unreadable(error)
+        return found
+
+    def _unreadable(self, error: lmdb.Error) -> None:
+        """From now on the index knows nothing and takes nothing; the next open moves it aside."""
+        if not self.damaged:
+            self.damaged = True
+            _log.error("tier index cannot be read; the tier is not used any more", path=str(self.path),
+                       reason=str(error))
+            try:
+                (self.path / _DAMAGE_MARK).touch(mode=0o600)
+            except OSError:
+                pass
 
     def extents_of(self, content_id: ContentId) -> list[int]:
         """Numbers of the extents that have a record, in order."""
         found: set[int] = set()
         changes = [batch[content_id] for batch in (self._committing, self._pending) if content_id in batch]
         if not any(change.dropped for change in changes):
-            with self._env.begin(db=self._extent_table) as txn:
-                found.update(int.from_bytes(key[16:], "big") for key in _keys_of(txn, content_id))
+            try:
+                with self._env.begin(db=self._extent_table) as txn:
+                    found.update(int.from_bytes(key[16:], "big") for key in _keys_of(txn, content_id))
+            except lmdb.Error as error:
+                self._unreadable(error)
         for change in changes:
             if change.dropped:
                 found.clear()
@@ -214,11 +237,14 @@ class TierIndex:
                     return number
             if change.dropped:
                 return None
-        with self._env.begin(db=self._extent_table) as txn:
-            for key in _keys_of(txn, content_id):
-                number = int.from_bytes(key[16:], "big")
-                if number not in gone:
-                    return number
+        try:
+            with self._env.begin(db=self._extent_table) as txn:
+                for key in _keys_of(txn, content_id):
+                    number = int.from_bytes(key[16:], "big")
+                    if number not in gone:
+                        return number
+        except lmdb.Error as error:
+            self._unreadable(error)
         return None
 
     def is_changed(self, content_id: ContentId) -> bool:
@@ -227,8 +253,12 @@ class TierIndex:
 
     def committed_has(self, content_id: ContentId) -> bool:
         """The committed index (not the batch) has a record: a new file of that name must wait."""
-        with self._env.begin(db=self._extent_table) as txn:
-            return next(_keys_of(txn, content_id), None) is not None
+        try:
+            with self._env.begin(db=self._extent_table) as txn:
+                return next(_keys_of(txn, content_id), None) is not None
+        except lmdb.Error as error:
+            self._unreadable(error)
+            return True
 
     def pins(self) -> set[ContentId]:
         """Every pinned content; few, so read at once."""
@@ -241,24 +271,14 @@ class TierIndex:
         Blocks for about a microsecond per record.
         """
         found: list[Walked] = []
-        with self._env.begin(db=self._extent_table, buffers=True) as txn:
-            cursor = txn.cursor()
-            if not cursor.set_range(after):
-                return found, None
-            content_id = b""
-            for key, value in cursor:
-                if len(found) >= limit:
-                    return found, bytes(key)
-                if len(key) != _KEY_BYTES:
-                    continue
-                name = bytes(key)
-                if name[:16] != content_id:
-                    content_id = name[:16]
-                number = int.from_bytes(name[16:], "big")
-                found.append(Walked(ContentId(content_id), number, record.allocated_in(value, number),
-                                    *record.place_in(value)))
+        following = None
+        try:
+            with self._env.begin(db=self._extent_table, buffers=True) as txn:
+                following = _walk(txn.cursor(), after, limit, found)
+        except lmdb.Error as error:
+            self._unreadable(error)
         self.records_read += len(found)
-        return found, None
+        return found, following
 
     # changing: trio thread
 
@@ -356,6 +376,25 @@ class TierIndex:
         return delta
 
 
+def _walk(cursor: Any, after: bytes, limit: int, found: list[Walked]) -> bytes | None:
+    """Append up to ``limit`` records from key ``after``; returns the key of the next, if there is one."""
+    if not cursor.set_range(after):
+        return None
+    content_id = b""
+    for key, value in cursor:
+        if len(found) >= limit:
+            return bytes(key)
+        if len(key) != _KEY_BYTES:
+            continue
+        name = bytes(key)
+        if name[:16] != content_id:
+            content_id = name[:16]
+        number = int.from_bytes(name[16:], "big")
+        found.append(Walked(ContentId(content_id), number, record.allocated_in(value, number),
+                            *record.place_in(value)))
+    return None
+
+
 def _merge(batch: Batch, content_id: ContentId, change: _Change) -> None:
     old = batch.get(content_id)
     if old is None or change.dropped:
@@ -419,6 +458,8 @@ def _tables(environment: Any, path: Path) -> tuple[Any, Any, Any]:
 
 def _refuse_truncated(path: Path) -> None:
     """A file shorter than its last page would be a SIGBUS at some later read: look before mapping it."""
+    if (path / _DAMAGE_MARK).exists():
+        raise IndexDamaged(f"{path}: could not be read when it was used last")
     data = path / "data.mdb"
     try:
         size = data.stat().st_size

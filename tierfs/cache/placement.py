@@ -107,6 +107,8 @@ class Placement:
     async def _promote(self, ref: ObjectRef, extent_no: int, tier: Tier, faster: Tier) -> None:
         try:
             await self.copy_between(ref, extent_no, tier, faster)
+        except Exception:
+            _log.exception("a promotion failed unexpectedly", key=ref.key)
         finally:
             self._moving.discard((ref.content_id, extent_no))
 

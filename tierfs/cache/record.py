@@ -141,8 +141,14 @@ def identity_in(value: bytes | memoryview) -> tuple[str, str | None, str]:
     tail = bytes(value[len(value) - length :]) if length else b"\0\0"
     etag, _, rest = tail.partition(b"\0")
     version, _, key = rest.partition(b"\0")
-    return (etag.decode("utf-8", "replace"), version.decode("utf-8", "replace") or None,
-            key.decode("utf-8", "surrogatepass"))
+    return _text(etag), _text(version) or None, _text(key)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "replace")
 
 
 def place_in(value: bytes | memoryview) -> tuple[int, int]:

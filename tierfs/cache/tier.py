@@ -130,7 +130,7 @@ class Tier:
 
     @property
     def takes_clean(self) -> bool:
-        return self.keeps_clean and self.health.usable
+        return self.keeps_clean and self.health.usable and not self.index.damaged
 
     # reading
 

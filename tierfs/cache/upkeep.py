@@ -33,7 +33,7 @@ async def run(tier: Tier) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_commit_loop, tier)
         nursery.start_soon(_device_loop, tier)
-        nursery.start_soon(_learn, tier)
+        nursery.start_soon(_learn_or_not, tier)
 
 
 async def _commit_loop(tier: Tier) -> None:
@@ -45,6 +45,9 @@ async def _commit_loop(tier: Tier) -> None:
             await tier.commit()
         except IndexWriteFailed:
             tier.commit_wanted.set()
+            await trio.sleep(_RETRY_COMMIT_S)
+        except Exception:
+            _log.exception("an index commit failed unexpectedly", tier=tier.name)
             await trio.sleep(_RETRY_COMMIT_S)
 
 
@@ -78,6 +81,15 @@ def _measure(tier: Tier) -> tuple[int, int, int]:
     if not tier.setting.volatile:
         directories = max(0, os.stat(f"{tier.root}/objects").st_nlink - 2) * blocks.ALLOCATION_BYTES
     return tier.index.file_bytes + directories + ballast, available, size
+
+
+async def _learn_or_not(tier: Tier) -> None:
+    try:
+        await _learn(tier)
+    except Exception:
+        _log.exception("what a tier holds could not be learnt; it is learnt as it is read", tier=tier.name)
+        tier.walked.set()
+        tier.note_change()
 
 
 async def _learn(tier: Tier) -> None:
