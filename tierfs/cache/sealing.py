@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tierfs.cache import blocks, device, record
 from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
@@ -75,10 +75,10 @@ def _sum_extent(path: str, extent: Extent, extent_no: int, word: int, zeros: int
         extent.mark(bit, record.zero_checksum(length), 1 << bit)
 
 
-def move(source: str, target: str, sidecar: str | None, stale_fd: int | None) -> None:
+def move(source: str, target: str, sidecar: str | None, stale_fds: Sequence[int]) -> None:
     """From ``dirty`` to ``objects``. Raises ``OSError``."""
-    if stale_fd is not None:
-        os.close(stale_fd)
+    for fd in stale_fds:
+        os.close(fd)
     try:
         os.rename(source, target)
     except FileNotFoundError:

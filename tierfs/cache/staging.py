@@ -35,10 +35,12 @@ converted file (a clean content that is to be changed)
 
 seal (the store has the bytes, and the namespace has recorded that)
     1. Checksums are computed beside ongoing reads; a write in between cancels the whole.
-    2. ``dirty/<hex>`` becomes ``objects/ab/<hex>``, and the sidecar is removed. *kill -9 or power cut
+    2. What readers of the object have fetched into the tier meanwhile is forgotten, and nobody uses that file
+       any more (``Tier.surrender``): it is about to be replaced.
+    3. ``dirty/<hex>`` becomes ``objects/ab/<hex>``, and the sidecar is removed. *kill -9 or power cut
        here*: a file without records, which the next sweep removes; the bytes are in the store. (Between the
        two: a sidecar alone, that is the base; the namespace does not refer to it, and discards it.)
-    3. The records go into the index with the next commit.
+    4. The records go into the index with the next commit.
 
 discard
     The data file is unlinked, then the sidecar. *kill -9 in between*: the content is its base again; the
@@ -57,6 +59,7 @@ from tierfs.cache import blocks, device, sealing
 from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.dirty import DirtyFiles
 from tierfs.cache.health import is_no_space
+from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.overlay import Overlay
 from tierfs.cache.record import Extent
 from tierfs.cache.sidecar import Sidecar
@@ -321,13 +324,16 @@ class Staging:
 
     # the end
 
-    async def seal(self, ref: ObjectRef) -> bool:
+    async def seal(self, ref: ObjectRef, *, on_clean: Callable[[], None] | None = None) -> bool:
         """The object ``ref`` (same content id) now holds these bytes: become an ordinary clean content.
 
         Call it after the namespace has recorded the object: from here on the local copy may be evicted.
         False, and nothing has changed, if the content was written while checksums were computed, or is
         not of that size. After True this object is closed: read through ``Cache.read(ref)``, write through
         ``Cache.convert(ref)``. Raises ``TierFailed``; then it is still open, and dirty.
+
+        ``on_clean`` is called just before the file goes away from here: until then reads may come from this
+        object (they cost no request), from then on they have to come from the cache.
         """
         if ref.content_id != self.content_id:
             raise InvalidArgument(f"object {ref.key} is not the content {self.content_id.hex()}")
@@ -343,10 +349,17 @@ class Staging:
             self._check_open()
             if generation != self._generation:
                 return False
+            if keep:
+                await tier.surrender(ref.content_id)
             with trio.CancelScope(shield=True):
                 if keep:
-                    await self._move_to_tier(ref, extents)
+                    try:
+                        await self._move_to_tier(ref, extents, on_clean)
+                    finally:
+                        tier.end_removal(ref.content_id)
                 else:
+                    if on_clean is not None:
+                        on_clean()
                     if overlay is None and ref.size_bytes:
                         await self._dirty.reader.keep_sealed(ref, self._dirty.path_of(self.content_id))
                     await self._dirty.remove(self.content_id)
@@ -356,14 +369,27 @@ class Staging:
     def _absent(self, extent_no: int, mask: int) -> int:
         return 0 if self._overlay is None else self._overlay.absent(extent_no, mask)
 
-    async def _move_to_tier(self, ref: ObjectRef, extents: dict[int, Extent]) -> None:
-        """Under the lock."""
+    async def _move_to_tier(
+            self, ref: ObjectRef, extents: dict[int, Extent], on_clean: Callable[[], None] | None) -> None:
+        """Under the lock, after ``surrender``."""
         dirty, tier = self._dirty, self._dirty.tier
+        if tier.index.committed_has(ref.content_id):
+            # Else a crash would leave records of blocks that this file may not have.
+            try:
+                await tier.commit()
+            except IndexWriteFailed as error:
+                raise TierFailed(f"the index of tier {tier.name} cannot be written: {error}") from error
+        if on_clean is not None:
+            on_clean()
+        if tier.place_of(ref.content_id) is not None:
+            # Fetched meanwhile, all of it, and packed with others.
+            await dirty.remove(self.content_id)
+            return
         source = dirty.path_of(self.content_id)
-        stale = dirty.files.detach(self.content_id)
+        stale = [dirty.files.detach(self.content_id), tier.files.detach(ref.content_id)]
         sidecar = dirty.sidecar_path(self.content_id) if self._overlay is not None else None
         target = device.object_path(tier.root, ref.content_id)
-        await dirty.call(sealing.move, source, target, sidecar, stale)
+        await dirty.call(sealing.move, source, target, sidecar, [fd for fd in stale if fd is not None])
         dirty.drop(self.content_id)
         tier.adopt(ref, extents)
 

@@ -62,13 +62,20 @@ class FileContent:
 
     async def read(self, cache: Cache, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""
-        length = min(length, self.size_bytes - offset)
-        if length <= 0:
+        while (clipped := min(length, self.size_bytes - offset)) > 0:
+            staging = self.staging
+            if staging is None:
+                break
+            try:
+                return await staging.read(offset, clipped)
+            except TierFailed:
+                if self.staging is staging:
+                    raise
+                # It became a clean copy, or was replaced, while this read was on its way.
+        if clipped <= 0:
             return b""
-        if self.staging is not None:
-            return await self.staging.read(offset, length)
         if self.ref is not None:
-            return await cache.read(self.ref, offset, length)
+            return await cache.read(self.ref, offset, clipped)
         raise TierFailed(f"inode {self.ino}: its {self.size_bytes} bytes are neither here nor in the store")
 
 

@@ -19,7 +19,7 @@ from typing import NoReturn, TypeVar
 import structlog
 
 from tierfs.cache.residency import Cache
-from tierfs.errors import NotFound, ObjectNotFound, PreconditionFailed, StoreError, TierfsError
+from tierfs.errors import NotFound, ObjectNotFound, PreconditionFailed, StoreError, TierFailed, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.metadata import metadata_of
@@ -141,13 +141,21 @@ class ObjectWriter:
                     return
                 ref = ObjectRef(content.content_id, info.key, info.etag, info.size_bytes, info.version_id)
                 staging = content.staging
-                content.local, content.staging, content.ref = False, None, ref
+
+                def turn_clean() -> None:
+                    content.local, content.staging, content.ref = False, None, ref
+
+                if staging is None or staging.base is not None:
+                    # Blocks that are not here would come from the version that has just been replaced.
+                    turn_clean()
                 if staging is not None:
                     try:
-                        await staging.seal(ref)
+                        if not await staging.seal(ref, on_clean=turn_clean):
+                            raise TierFailed(f"it is not what has been uploaded to {info.key}")
                     except (TierfsError, OSError) as error:
                         # The bytes are in the store: losing the local copy costs a fetch, nothing else.
                         log.warning("local copy not kept after upload", key=info.key, reason=str(error))
+                        turn_clean()
                         await staging.discard()
             finally:
                 content.sealing = False
