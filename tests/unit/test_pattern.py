@@ -128,8 +128,8 @@ def test_what_is_in_flight_of_a_full_window_is_enough_for_a_fast_link() -> None:
         for offset, length in sequential(0, 200 * MIB, 128 * KIB)
         for found in detector.observe(offset, length, waiting=True)
     ]
-    assert {found.length_bytes for found in pieces[-20:]} == {2 * MIB}
-    assert all(found.offset_bytes % (2 * MIB) == 0 for found in pieces[-20:])
+    assert {found.length_bytes for found in pieces[-20:]} == {4 * MIB}
+    assert all(found.offset_bytes % (4 * MIB) == 0 for found in pieces[-20:])
 
 
 @pytest.mark.parametrize("step", [4 * KIB, 64 * KIB, 256 * KIB])

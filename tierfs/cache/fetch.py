@@ -31,7 +31,7 @@ from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 _log = get_logger(__name__)
 
-SMALLEST_PIECE_BYTES = 2 * 1024 * 1024
+SMALLEST_PIECE_BYTES = 4 * 1024 * 1024
 """A long range is cut into requests of at least this and at most one extent."""
 _PREFETCH_SHARE = 0.75
 """How much of the connections and of the memory prefetch may use."""

@@ -29,10 +29,10 @@ FIRST_WINDOW_BYTES = MIB
 UNHURRIED_WINDOW_BYTES = 16 * MIB
 """The window of a reader that does not wait for fetches grows no further than this."""
 MIN_PIECE_BYTES = MIB
-USUAL_PIECE_BYTES = 2 * MIB
+USUAL_PIECE_BYTES = 4 * MIB
 """Large enough that a request costs little beside its bytes."""
 MAX_PIECE_BYTES = 8 * MIB
-PIECES_PER_WINDOW = 32
+PIECES_PER_WINDOW = 16
 """A full window is in flight in about as many requests as it takes to fill a fast link."""
 BEHIND_BYTES = 4 * MIB
 BESIDE_BYTES = 2 * MIB
