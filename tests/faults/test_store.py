@@ -74,6 +74,7 @@ def test_outage_and_a_directory_that_was_never_listed(mount_factory: MountFactor
         assert errno_of(lambda name=name: os.stat(mounted.path / "z" / name)) in STORE_ERRORS
     assert errno_of(lambda: os.listdir(mounted.path / "z")) in STORE_ERRORS
     mounted.heal()
+    wait_until(lambda: errno_of(lambda: os.listdir(mounted.path / "z")) == 0, "recovery", 10)
     assert os.listdir(mounted.path / "z") == ["below"]
 
 
