@@ -24,6 +24,8 @@ DEVICE_INTERVAL_S = 2.0
 _RETRY_COMMIT_S = 5.0
 _WALK_SLICE = 256
 _SWEEP_SLICE = 256
+_TOLERANCE_BYTES = 4 * blocks.ALLOCATION_BYTES
+"""What a file may take beside its data (its block map) before a sweep looks closer."""
 _BALLAST_BYTES = 1024 * 1024
 _BALLAST_FROM_BYTES = 64 * 1024 * 1024
 
@@ -153,7 +155,7 @@ async def _sweep_segments(tier: Tier, segment_bytes: dict[int, int]) -> None:
     doubtful = {}
     for name, taken_bytes in entries:
         known_bytes = segment_bytes.get(int(name, 16)) if len(name) == 16 else None
-        if known_bytes is not None and taken_bytes > known_bytes + blocks.BLOCK_SIZE_BYTES:
+        if known_bytes is not None and taken_bytes > known_bytes + _TOLERANCE_BYTES:
             doubtful[int(name, 16)] = list[tuple[int, int]]()
     if not doubtful:
         return
@@ -188,7 +190,7 @@ def _check_file(tier: Tier, name: str, taken_bytes: int) -> int:
         if extent is not None:
             known += extent.allocated(number)
             size_bytes = extent.size_bytes
-    if taken_bytes <= known + blocks.BLOCK_SIZE_BYTES:
+    if taken_bytes <= known + _TOLERANCE_BYTES:
         return 0
     for number in range(blocks.extent_count(size_bytes)):
         extent = tier.presence.extent(content_id, number)
