@@ -42,6 +42,17 @@ from tierfs.writeback.upload import Uploader
 
 PRETENDED_STORE_BYTES = 1 << 50
 """What ``df`` shows for a store without a limit: 1 PiB, as other object store mounts do."""
+_CLOCK_REALTIME_COARSE = 5
+"""Source: Linux ``include/uapi/linux/time.h``; Python has no name for it."""
+
+
+def stamp_ns() -> int:
+    """Now, for the times of files: by the clock with which the kernel stamps what it changes itself.
+
+    ``utime(path, NULL)`` arrives with such a time. By a finer clock a file touched after its creation would
+    be older than that.
+    """
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +119,7 @@ async def open_parts(
     await own_root(db, settings)
     cache = await stack.enter_async_context(Cache.open(settings, store, metrics, settings.mount_id))
     kernel = KernelCaches(send_notice)
-    contents = ContentTable(db, cache, now_ns)
+    contents = ContentTable(db, cache, stamp_ns)
     remote = RemoteChanges(db, contents, kernel)
     refresher = Refresher(db, store, settings, prefix, now_ns, remote.report)
     unfinished = UnfinishedUploads(state_dir / "uploads", store)
@@ -147,7 +158,7 @@ async def open_parts(
         handles=HandleTable(),
         kernel=kernel,
         interrupts=InterruptWatch(),
-        now_ns=now_ns,
+        now_ns=stamp_ns,
         store_space=_space_of(settings),
     )
     return Parts(
