@@ -15,7 +15,8 @@ from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
 
 VIRTUAL_PREFIX = b"user.tierfs."
-XATTR_NAMESPACES = (b"user.", b"trusted.")
+XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
+"""The kernel checks who may set which, and removes ``security.capability`` when a file changes."""
 BLOCK_SIZE_BYTES = 4096
 
 
@@ -126,10 +127,14 @@ class Attributes:
         now_ns = self._services.now_ns()
         await self._db.commit(lambda txn: tree.remove_xattr(txn, ino, name, now_ns=now_ns))
 
-    def list_xattrs(self, ino: int) -> list[bytes]:
-        """Stored names only: the virtual ones are not listed, so that ``cp -a`` does not copy them."""
+    def list_xattrs(self, ino: int, caller: Caller) -> list[bytes]:
+        """Stored names only: the virtual ones are not listed, so that ``cp -a`` does not copy them.
+
+        ``trusted.*`` is shown to root alone, see xattr(7).
+        """
         with self._db.read() as txn:
-            return tree.list_xattrs(txn, ino)
+            names = tree.list_xattrs(txn, ino)
+        return names if caller.uid == 0 else [name for name in names if not name.startswith(b"trusted.")]
 
     def _check_xattr_name(self, name: bytes) -> None:
         if self._services.settings.read_only:
@@ -137,7 +142,7 @@ class Attributes:
         if name.startswith(VIRTUAL_PREFIX):
             raise NotPermitted("user.tierfs.* attributes are read-only")
         if not name.startswith(XATTR_NAMESPACES):
-            raise NotSupported("only user.* and trusted.* extended attributes are kept")
+            raise NotSupported("only user.*, trusted.* and security.* extended attributes are kept")
 
     def _virtual(self, ino: int, name: bytes) -> bytes:
         state = self.state_of(ino)

@@ -203,7 +203,7 @@ class TierfsOperations(pyfuse3.Operations):
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> list[bytes]:
-        return self._attributes.list_xattrs(inode)
+        return self._attributes.list_xattrs(inode, _caller(ctx))
 
     @answers
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
