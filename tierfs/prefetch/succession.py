@@ -3,7 +3,7 @@
 Shards and small files are often read in the order of their names, by one process or by several that share the
 work. A cursor is one such walk through a directory: it expects the next few names after the last file
 that it saw. A file that is opened where a cursor expects it moves that cursor; any other file that is not
-local begins one. Nothing is foretold before a cursor has been right twice; then twice as much with
+local begins one. Nothing is foretold before a cursor has been right three times; then twice as much with
 every further time, so that files in random order cost a look-up each and fetch next to nothing.
 """
 
@@ -18,10 +18,10 @@ from typing import Protocol
 from tierfs.types import ObjectRef
 
 MAX_CURSORS = 64
-EXPECTED_AT_FIRST = 4
+EXPECTED_AT_FIRST = 2
 MAX_DEPTH = 32
-RIGHT_BEFORE_PREFETCH = 2
-OPENS_BETWEEN = 32
+RIGHT_BEFORE_PREFETCH = 3
+OPENS_BETWEEN = 16
 """A cursor that was right once must be right again within this many opened files, or that was chance."""
 
 
