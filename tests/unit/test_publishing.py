@@ -238,3 +238,100 @@ async def test_sizes_follow_the_staging_file_after_a_crash(tmp_path: Path) -> No
         assert (await engine.names.lookup(ROOT_INO, b"a")).size_bytes == 13
         await drained(engine)
         assert objects_in(engine.bucket) == {"a": b"never flushed"}
+
+
+async def test_three_files_change_places_in_a_ring(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        for name in "abc":
+            await engine.write_file(name, name.encode() * 3)
+        await drained(engine)
+        await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"t", 0)
+        await engine.names.rename(ROOT_INO, b"b", ROOT_INO, b"a", 0)
+        await engine.names.rename(ROOT_INO, b"c", ROOT_INO, b"b", 0)
+        await engine.names.rename(ROOT_INO, b"t", ROOT_INO, b"c", 0)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"bbb", "b": b"ccc", "c": b"aaa"}
+        assert not any((engine.bucket / ".tierfs" / "parked").glob("*"))
+
+
+async def test_a_file_and_a_directory_exchange_names(tmp_path: Path) -> None:
+    """The store of directories cannot hold ``x`` beside ``x/y``: one has to be out of the way first."""
+    async with running_engine(settings_for(tmp_path)) as engine:
+        await engine.write_file("x", b"file")
+        directory = await engine.names.create(ROOT_INO, b"d", 0o040755, ROOT_CALLER)
+        await engine.write_file("y", b"below", parent=directory.ino)
+        await drained(engine)
+        await engine.names.rename(ROOT_INO, b"x", ROOT_INO, b"d", 2)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"d": b"file", "x/y": b"below"}
+
+
+async def test_a_directory_takes_the_name_of_a_removed_file(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path)) as engine:
+        await engine.write_file("x", b"file")
+        await drained(engine)
+        await engine.names.unlink(ROOT_INO, b"x")
+        directory = await engine.names.create(ROOT_INO, b"x", 0o040755, ROOT_CALLER)
+        await engine.write_file("y", b"below", parent=directory.ino)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"x/y": b"below"}
+
+
+class LostAnswers:
+    """A store that does what it is told, and then says that it failed."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self.lose = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def put(self, *args: object, **kwargs: object) -> object:
+        info = self._inner.put(*args, **kwargs)  # type: ignore[arg-type]
+        if self.lose:
+            self.lose -= 1
+            raise StoreUnavailable("the answer was lost")
+        return info
+
+
+async def test_an_upload_whose_answer_was_lost_is_no_conflict(tmp_path: Path) -> None:
+    stores: list[LostAnswers] = []
+
+    def wrap(store: ObjectStore) -> ObjectStore:
+        stores.append(LostAnswers(store))
+        return stores[0]  # type: ignore[return-value]
+
+    async with running_engine(settings_for(tmp_path, store_timeout_s=0.0), wrap=wrap) as engine:
+        stores[0].lose = 1
+        inode = await engine.write_file("a", b"one")
+        await drained_in_the_end(engine)
+        number = await engine.files.open(inode.ino, os.O_RDWR, ROOT_CALLER)
+        await engine.files.write(number, 0, b"two")
+        stores[0].lose = 1
+        await engine.files.release(number)
+        await drained_in_the_end(engine)
+        assert objects_in(engine.bucket) == {"a": b"two"}
+
+
+async def drained_in_the_end(engine: Engine) -> None:
+    with trio.fail_after(20):
+        while not await engine.parts.publisher.drain():
+            await trio.sleep(0.05)
+
+
+async def test_a_key_that_is_being_deleted_is_not_written(tmp_path: Path) -> None:
+    """The new file waits until the old object has gone; else the deletion could take the new one."""
+    async with running_engine(settings_for(tmp_path)) as engine:
+        await engine.write_file("a", b"old")
+        await drained(engine)
+        claims = engine.parts.publisher._claims
+        is_deleting, claims._is_deleting = claims._is_deleting, lambda key: key == "a"
+        await engine.names.unlink(ROOT_INO, b"a")
+        await engine.write_file("a", b"new")
+        with trio.move_on_after(0.5):
+            await engine.parts.publisher.drain()
+        assert objects_in(engine.bucket) != {"a": b"new"}
+        claims._is_deleting = is_deleting
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"new"}

@@ -296,7 +296,7 @@ class Publisher:
             await self._note_all(0.0)
         self._deletions.note(0.0)
         hurried: set[int] = set()
-        sweeps = self._deletions.sweeps
+        sweeps: int | None = None
         attempts = {ino: failure.attempts for ino, failure in self.failures.items()}
         while True:
             event = self._progress
@@ -319,9 +319,16 @@ class Publisher:
             ]
             if left and len(stuck) == len(left):
                 return False
-            stalled = self._deletions.stalled and self._deletions.sweeps > sweeps + 1
-            if not left and (self._deletions.failing or stalled):
-                return False
+            if not left:
+                if sweeps is None:
+                    # All is published: only a sweep from now on says whether the rest can go.
+                    sweeps = self._deletions.sweeps
+                    self._deletions.note(0.0)
+                stalled = self._deletions.stalled and self._deletions.sweeps > sweeps + 1
+                if self._deletions.failing or stalled:
+                    return False
+                if self._deletions.stalled:
+                    self._deletions.note(RETRY_SOON_S)
             with trio.move_on_after(0.5):
                 await event.wait()
 
