@@ -47,8 +47,7 @@ def rows(db: Database) -> dict[str, list[tuple[bytes, bytes]]]:
     with db.snapshot() as txn:
         found = {
             name: list(txn.cursor(getattr(txn.tables, name)).iternext(True, True))
-            for name in txn.tables.__slots__
-            if name not in ("prefix", "ttl_ns")
+            for name in TABLES
         }
     found["meta"] = [
         (key, value) for key, value in found["meta"] if key not in (b"boot_id", b"clean", b"source")
