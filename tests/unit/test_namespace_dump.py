@@ -16,6 +16,7 @@ from tierfs.namespace import publish, records, schema, tree
 from tierfs.namespace.check import problems
 from tierfs.namespace.db import Database, WriteTransaction
 from tierfs.namespace.dump import check, dump, load
+from tierfs.namespace.transaction import TABLES
 from tierfs.types import ROOT_INO, ContentId, ObjectInfo
 
 CONTENT = ContentId(b"c" * 16)
