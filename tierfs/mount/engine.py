@@ -7,10 +7,10 @@ import ctypes
 import gc
 import math
 import os
+import select
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ MALLOC_SETTINGS = (
     (-2, 16 * 1024 * 1024),  # M_TOP_PAD
     (-8, 4),  # M_ARENA_MAX
 )
+CONNECTION_POLL_S = 0.25
+LAST_REQUESTS_S = 0.5
 GC_THRESHOLDS = (20_000, 20, 50)
 FRONT_WHY = "the native front is not built"
 OnReady = Callable[[dict[str, Any]], None]
@@ -60,6 +62,34 @@ def run(settings: Settings, *, on_ready: OnReady) -> int:
             return trio.run(Engine(settings, on_ready).serve)
         except BaseExceptionGroup as group:
             raise _only(group) from None
+
+
+async def _watch_connection(scope: trio.CancelScope) -> None:
+    """End requests that are still waiting for the store when the kernel has let go of the mount.
+
+    pyfuse3 waits for every request before it returns; nobody is left to hear their answers. A lazily
+    unmounted file system keeps its connection until the last file is closed.
+    """
+    descriptor = _fuse_descriptor()
+    if descriptor is None:
+        return
+    poller = select.poll()
+    poller.register(descriptor, 0)
+    while not any(event & select.POLLERR for _, event in poller.poll(0)):  # noqa: ASYNC110 - no event to wait for
+        await trio.sleep(CONNECTION_POLL_S)
+    await trio.sleep(LAST_REQUESTS_S)
+    scope.cancel()
+
+
+def _fuse_descriptor() -> int | None:
+    """The descriptor of /dev/fuse that pyfuse3 has opened: the only one of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
+                return int(name)
+        except OSError:
+            continue
+    return None
 
 
 def _tune_process() -> None:
@@ -114,13 +144,18 @@ class Engine:
                 registry.write(record)
                 stack.callback(registry.remove, record)
                 async with trio.open_nursery() as serving:
-                    serving.start_soon(partial(pyfuse3.main, max_tasks=MAX_REQUEST_TASKS))
+                    serving.start_soon(self._serve_requests, serving.cancel_scope)
+                    serving.start_soon(_watch_connection, serving.cancel_scope)
                     self._on_ready(self._decided(parts, resumed))
             finally:
                 with trio.CancelScope(shield=True):
                     self._unmake_mount()
                     await self._finish(parts)
         return 0
+
+    async def _serve_requests(self, scope: trio.CancelScope) -> None:
+        await pyfuse3.main(max_tasks=MAX_REQUEST_TASKS)
+        scope.cancel()
 
     def _make_mount(self, parts: Parts) -> None:
         settings = self._settings

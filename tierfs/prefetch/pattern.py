@@ -29,7 +29,7 @@ FIRST_WINDOW_BYTES = MIB
 UNHURRIED_WINDOW_BYTES = 16 * MIB
 """The window of a reader that does not wait for fetches grows no further than this."""
 MIN_PIECE_BYTES = MIB
-USUAL_PIECE_BYTES = 4 * MIB
+USUAL_PIECE_BYTES = 2 * MIB
 """Large enough that a request costs little beside its bytes."""
 MAX_PIECE_BYTES = 8 * MIB
 PIECES_PER_WINDOW = 16
