@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,6 @@ class Tier:
     name: str
     capacity_bytes: int
     used_bytes: int
-    files: int
     hits: int
     misses: int
 
@@ -62,6 +64,14 @@ class Engine:
         if answer["failed"]:
             raise CommandFailed(f"evict: {answer['failed'][0]['path']}: {answer['failed'][0]['message']}")
 
+    def files_in_tiers(self, paths: Iterable[str]) -> Counter[str]:
+        """Of how many of these files (relative to the mount) each tier holds something, by its name."""
+        found: Counter[str] = Counter()
+        for path in paths:
+            tiers = json.loads(os.getxattr(self._mountpoint / path, "user.tierfs.tiers"))
+            found.update(name for name, size_bytes in tiers.items() if size_bytes)
+        return found
+
     def _run(self, command: str, path: Path) -> Any:
         done = subprocess.run(
             [self._tierfs, command, path, "--json"], capture_output=True, text=True, check=False
@@ -77,7 +87,6 @@ def _tier(fields: dict[str, Any]) -> Tier:
         name=fields["name"],
         capacity_bytes=fields["capacity_bytes"],
         used_bytes=fields["used_bytes"],
-        files=fields["files"],
         hits=fields["hits"],
         misses=fields["misses"],
     )

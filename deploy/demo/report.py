@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from data import MIB
@@ -47,7 +47,7 @@ class Checkpoint:
     restored_store: Reading
 
 
-def table(passes: Sequence[Pass], checkpoint: Checkpoint) -> Table:
+def table(passes: Sequence[Pass], files_in_tiers: Mapping[str, int], checkpoint: Checkpoint) -> Table:
     """Everything that was measured. The tiers are shown as the last epoch left them."""
     found = Table(
         title="tierfs demo",
@@ -63,7 +63,14 @@ def table(passes: Sequence[Pass], checkpoint: Checkpoint) -> Table:
         found.add_column(name, justify="right")
     for tier, share in zip(passes[-1].after.tiers, passes[-1].tier_shares(), strict=True):
         title = f"tier {tier.name}, of {tier.capacity_bytes / MIB:,.0f} MiB"
-        found.add_row(title, f"{tier.files:,}", _mib(tier.used_bytes), _NONE, _NONE, f"{share:.1%}")
+        found.add_row(
+            title,
+            f"{files_in_tiers.get(tier.name, 0):,}",
+            _mib(tier.used_bytes),
+            _NONE,
+            _NONE,
+            f"{share:.1%}",
+        )
     found.add_section()
     for number, one in enumerate(passes, 1):
         _add_reading(found, f"epoch {number}", one.epoch.total, f"{one.hit_rate:.1%}")

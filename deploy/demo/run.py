@@ -13,7 +13,7 @@ from pathlib import Path
 
 import console
 from checkpoint import Ranks
-from data import load_manifest
+from data import Entry, load_manifest
 from engine import CommandFailed, Engine
 from epochs import Damaged, EpochReader
 from report import Checkpoint, Pass, table
@@ -22,9 +22,9 @@ from workers import WorkerFailed
 EPOCHS = 2
 
 
-def read_epochs(mountpoint: Path, manifest: Path, engine: Engine) -> list[Pass]:
+def read_epochs(mountpoint: Path, entries: list[Entry], engine: Engine) -> list[Pass]:
     passes = []
-    with EpochReader(mountpoint, load_manifest(manifest)) as reader:
+    with EpochReader(mountpoint, entries) as reader:
         for number in range(1, EPOCHS + 1):
             before = engine.status()
             with console.progress() as progress:
@@ -57,7 +57,9 @@ def main() -> int:
     console.stop_on_signals()
     engine = Engine(arguments.tierfs, arguments.mountpoint)
     try:
-        passes = read_epochs(arguments.mountpoint, arguments.manifest, engine)
+        entries = load_manifest(arguments.manifest)
+        passes = read_epochs(arguments.mountpoint, entries, engine)
+        files_in_tiers = engine.files_in_tiers(entry.path for entry in entries)
         checkpoint = save_and_restore(arguments.mountpoint, engine)
         status = engine.status()
     except (CommandFailed, Damaged, WorkerFailed, OSError) as error:
@@ -67,7 +69,7 @@ def main() -> int:
         sys.stderr.write(f"demo: not uploaded: {'; '.join(status.failures)}\n")
         return 1
     console.OUT.print()
-    console.OUT.print(table(passes, checkpoint))
+    console.OUT.print(table(passes, files_in_tiers, checkpoint))
     console.say(f"\nEvery byte was checked. Front: {status.front}. Store: {status.store_url}")
     return 0
 
