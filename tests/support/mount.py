@@ -192,11 +192,14 @@ class Mounted:
             return False
         try:
             os.listdir(self.path)
+            device = os.stat(self.path).st_dev
         except OSError as error:
             if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
                 return False
             raise
-        return True
+        # The dead mount may have been cleared away since: then this was the empty directory below it.
+        entry = mount_entry(self.path)
+        return entry is not None and entry[0] == f"{os.major(device)}:{os.minor(device)}"
 
     def umount(self, *options: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """A clean unmount through the command line; the engine must end with exit status 0."""
