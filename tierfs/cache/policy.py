@@ -129,6 +129,11 @@ class EvictionPolicy:
 
     contains = __contains__
 
+    @property
+    def content_count(self) -> int:
+        """Contents of which the first unit is resident. Walks all units: some 50 ns each."""
+        return sum(not unit[1] for queue in (self._main, self._probation, self._held) for unit in queue)
+
     def __len__(self) -> int:
         return len(self._main) + len(self._probation) + len(self._held)
 

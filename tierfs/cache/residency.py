@@ -245,6 +245,12 @@ class Cache:
             for tier in self._all_tiers
         ]
 
+    def files_in_tiers(self) -> dict[str, int]:
+        """How many contents each tier has (at least the beginning of), dirty ones included. Walks them all."""
+        found = {tier.name: tier.ledger.policy.content_count for tier in self._all_tiers}
+        found[self._area.tier.name] += len(self._area.dirty.entries)
+        return found
+
     # what is written here
 
     @property

@@ -52,6 +52,7 @@ class Handlers:
     async def status(self, request: p.StatusRequest, report: Report) -> p.StatusReply:
         parts, settings = self._parts, self._parts.settings
         counts = parts.store.counts
+        files = parts.cache.files_in_tiers()
         with parts.db.read() as txn:
             inodes = tree.inode_count(txn)
         return p.StatusReply(
@@ -78,6 +79,7 @@ class Handlers:
                     used_bytes=tier.used_bytes,
                     dirty_bytes=tier.dirty_bytes,
                     pinned_bytes=tier.pinned_bytes,
+                    files=files[tier.name],
                     hits=tier.hits,
                     misses=tier.misses,
                     state=tier.state,
