@@ -246,7 +246,7 @@ class Cache:
         ]
 
     def files_in_tiers(self) -> dict[str, int]:
-        """How many contents each tier has (at least the beginning of), dirty ones included. Walks them all."""
+        """Contents of which each tier has at least the beginning, dirty ones included. Walks them all."""
         found = {tier.name: tier.ledger.policy.content_count for tier in self._all_tiers}
         found[self._area.tier.name] += len(self._area.dirty.entries)
         return found
