@@ -122,16 +122,18 @@ class Files:
         await self._contents.save(content)
 
     async def flush(self, number: int) -> None:
-        """close(2) of one descriptor: size and times become visible in the namespace.
+        """close(2) of one descriptor.
 
-        With write-through the upload happens here, and its error is the answer of close(2).
+        With write-back nothing is waited for: size and times are laid over the record until RELEASE has
+        committed them, and should the engine die in between, the staging file tells. With write-through the
+        upload happens here, and its error is the answer of close(2).
         """
         handle = self._services.handles.file(number)
-        if not handle.can_write:
+        if not handle.can_write or not self._services.settings.write_through:
             return
         content = handle.content
         await self._contents.save(content)
-        if self._services.settings.write_through and content.local and not content.unlinked:
+        if content.local and not content.unlinked:
             await self._services.publisher.publish_now(content.ino)
 
     async def fsync(self, number: int) -> None:

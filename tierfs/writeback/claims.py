@@ -8,6 +8,7 @@ there usually leaves by itself; where it cannot (because it waits in turn), it i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -113,7 +114,7 @@ class KeyClaims:
             return
         info: ObjectInfo | None = None
         if inode is not None and not inode.is_dir:
-            parked_key = publish.parked_key(self._db, owner)
+            parked_key = f"{publish.parked_key(self._db, owner)}-{os.urandom(4).hex()}"
             try:
                 info = await self._uploader.call(partial(self._store.copy, current.info, parked_key))
             except (ObjectNotFound, PreconditionFailed):

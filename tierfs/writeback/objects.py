@@ -83,7 +83,7 @@ class ObjectWriter:
         elif current is None:
             info = await self._put_empty(inode, keys[0])
         else:
-            info = await self._copy(inode, current.info, keys[0])
+            info = await self._copy(inode, current, keys[0])
         links = await self._copy_links(inode, info, keys[1:])
         await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=links))
 
@@ -244,10 +244,17 @@ class ObjectWriter:
         self._on_renamed(parent, name, new_name)
         raise NotYet(f"{key}: taken by another node")
 
-    async def _copy(self, inode: Inode, source: ObjectInfo, key: str) -> ObjectInfo:
+    async def _copy(self, inode: Inode, current: schema.ObjectRow, key: str) -> ObjectInfo:
         """Move or re-label an object on the server; its bytes stay there."""
         metadata = object_metadata(inode, self._tag(inode.content_id))
-        return await self._run(lambda: self._store.copy(source, key, metadata=metadata))
+        try:
+            return await self._run(partial(self._store.copy, current.info, key, metadata=metadata))
+        except (PreconditionFailed, ObjectNotFound):
+            with self._db.read() as txn:
+                if publish.object_of(txn, inode.ino) == current:
+                    raise
+            # Parked meanwhile, to make way for another inode: go on from where it is now.
+            raise NotYet(f"{current.key}: has been moved") from None
 
     async def _copy_links(self, inode: Inode, info: ObjectInfo, keys: list[str]) -> list[ObjectInfo]:
         """Further names of a hard-linked file are further objects, copied on the server."""
