@@ -80,20 +80,16 @@ def test_c30_locks_between_processes(workdir: Path, kind: str) -> None:
 
 def test_c30_lock_ends_with_its_process(workdir: Path) -> None:
     (workdir / "l").write_bytes(b"")
-    holder = subprocess.Popen(
-        ["flock", str(workdir / "l"), "sh", "-c", "echo held; exec sleep 600"], stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    busy = subprocess.run(["flock", "-n", str(workdir / "l"), "true"], check=False)
-    assert busy.returncode == 1
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(holder.pid)], capture_output=True, text=True, check=False
-    )
-    for child in children.stdout.split():
-        os.kill(int(child), signal.SIGKILL)
-    holder.kill()
-    holder.communicate()
+    code = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(600)"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(workdir / "l")], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        busy = subprocess.run(["flock", "-n", str(workdir / "l"), "true"], check=False)
+        assert busy.returncode == 1
+    finally:
+        holder.kill()
+        holder.communicate()
     subprocess.run(["flock", "-w", "10", str(workdir / "l"), "true"], check=True)
 
 

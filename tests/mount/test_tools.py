@@ -234,8 +234,7 @@ def test_find_and_du(workdir: Path, sample: Path) -> None:
 
 
 def test_python_shutil_zip_round_trip(workdir: Path, sample: Path) -> None:
-    for path in sample.rglob("fifo"):
-        path.unlink()
+    (sample / "d1" / "sub" / "fifo").unlink()
     shutil.copytree(sample / "d1", workdir / "copy", symlinks=True)
     shutil.make_archive(str(workdir / "z"), "gztar", workdir / "copy")
     shutil.unpack_archive(workdir / "z.tar.gz", workdir / "back", filter="fully_trusted")
