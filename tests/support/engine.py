@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+import trio.testing
 
 from tierfs.config import Settings, TierSetting
 from tierfs.fs.attributes import Attributes
@@ -81,5 +82,7 @@ async def running_engine(
             if publishing:
                 nursery.start_soon(parts.publisher.run)
             parts.start(nursery)
+            # Else what a test writes first may be taken for what an earlier run left behind: published at once.
+            await trio.testing.wait_all_tasks_blocked()
             yield engine
             nursery.cancel_scope.cancel()
