@@ -16,7 +16,6 @@ from tierfs.namespace.schema import DIRENT, DIRSEQ, unpack_u64
 from tierfs.namespace.transaction import ReadTransaction
 from tierfs.types import ROOT_INO, Inode
 
-
 MANY_KEYS = 100
 """Names of one file from which on its keys are remembered."""
 
