@@ -277,6 +277,18 @@ async def test_a_directory_takes_the_name_of_a_removed_file(tmp_path: Path) -> N
         assert objects_in(engine.bucket) == {"x/y": b"below"}
 
 
+async def test_a_further_name_and_another_file_exchange_keys(tmp_path: Path) -> None:
+    """A hard link needs the key of a file that in turn needs a key of the hard link's inode."""
+    async with running_engine(settings_for(tmp_path)) as engine:
+        inode = await engine.write_file("first", b"linked")
+        await engine.names.link(inode.ino, ROOT_INO, b"a")
+        await engine.write_file("b", b"other")
+        await drained(engine)
+        await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 2)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"first": b"linked", "b": b"linked", "a": b"other"}
+
+
 class LostAnswers:
     """A store that does what it is told, and then says that it failed."""
 

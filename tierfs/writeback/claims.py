@@ -47,12 +47,22 @@ class KeyClaims:
         self.on_parked: Callable[[int], None] = lambda ino: None
         """Called with an inode whose object was parked: it has to be published."""
 
-    def check_free(self, key: str, ino: int) -> None:
-        """Raises ``NotYet`` while another inode owns ``key``, or what was there is being deleted."""
+    async def make_free(self, key: str, ino: int) -> None:
+        """Before a further name of ``ino`` is written to ``key``.
+
+        Raises ``NotYet`` while another inode owns it that can go by itself, or while what was there is being
+        deleted.
+        """
+        if self._is_deleting(key):
+            raise NotYet(f"{key}: the object that was there is being deleted")
         with self._db.read() as txn:
             owner = publish.owner_of_key(txn, key)
-        if self._is_deleting(key) or owner not in (None, ino):
-            raise NotYet(f"{key}: taken until another object has gone")
+            if owner is None or owner == ino:
+                return
+            cycle = self._waits_for(txn, owner, ino)
+        if not cycle:
+            raise NotYet(f"{key}: still the source of a file that is being moved")
+        await self._park(owner, key)
 
     async def claim(self, key: str, ino: int) -> None:
         """Own ``key`` before writing to it. Raises ``NotYet`` while somebody else has to go first."""
@@ -70,17 +80,18 @@ class KeyClaims:
             raise NotYet(f"{key}: still the source of a file that is being moved")
 
     def _waits_for(self, txn: ReadTransaction, ino: int, target: int) -> bool:
-        """Whether moving ``ino`` needs, directly or through others, a key that ``target`` owns."""
+        """Whether publishing ``ino`` needs, directly or through others, a key that ``target`` owns."""
         seen: set[int] = set()
-        while ino not in seen:
+        waiting = [ino]
+        while waiting:
+            ino = waiting.pop()
+            if ino in seen or records.find_inode(txn, ino) is None:
+                continue
             seen.add(ino)
-            keys = publish.key_of(txn, ino)
-            owner = publish.owner_of_key(txn, keys[0]) if keys else None
-            if owner is None:
-                return False
-            if owner == target:
+            owners = {publish.owner_of_key(txn, key) for key in publish.key_of(txn, ino)} - {None, ino}
+            if target in owners:
                 return True
-            ino = owner
+            waiting += [owner for owner in owners if owner is not None]
         return False
 
     async def make_way(self, ino: int) -> None:

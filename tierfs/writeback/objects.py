@@ -261,7 +261,7 @@ class ObjectWriter:
         copies: list[ObjectInfo] = []
         for key in keys:
             if key != info.key:
-                self._claims.check_free(key, inode.ino)
+                await self._claims.make_free(key, inode.ino)
                 copies.append(await self._run(partial(self._store.copy, info, key)))
         return copies
 
