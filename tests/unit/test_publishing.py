@@ -289,6 +289,27 @@ async def test_a_further_name_and_another_file_exchange_keys(tmp_path: Path) -> 
         assert objects_in(engine.bucket) == {"first": b"linked", "b": b"linked", "a": b"other"}
 
 
+async def test_a_file_changed_in_part_keeps_its_bytes_when_its_object_makes_way(tmp_path: Path) -> None:
+    """What was never fetched of it would come from an object that another file's upload overwrites."""
+    settings = settings_for(tmp_path)
+    old = os.urandom(700_000)
+    (tmp_path / "bucket" / "a").write_bytes(old)
+    (tmp_path / "bucket" / "b").write_bytes(b"other")
+    async with running_engine(settings) as engine:
+        inode = await engine.names.lookup(ROOT_INO, b"a")
+        number = await engine.files.open(inode.ino, os.O_RDWR, ROOT_CALLER)
+        await engine.files.write(number, 300_000, b"changed")
+        await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 2)
+        with trio.move_on_after(1.0):
+            await engine.parts.publisher.drain()
+        # The writer is still there, and so are all bytes, old and new.
+        expected = old[:300_000] + b"changed" + old[300_007:]
+        assert await engine.files.read(number, 0, 700_000) == expected
+        await engine.files.release(number)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"other", "b": expected}
+
+
 class LostAnswers:
     """A store that does what it is told, and then says that it failed."""
 

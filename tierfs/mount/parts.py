@@ -131,7 +131,7 @@ async def open_parts(
         memory_bytes=settings.memory_budget_bytes // 2,
     )
     deletions = Deletions(db, store, now_ns)
-    claims = KeyClaims(db, store, uploader, now_ns, deletions.is_deleting)
+    claims = KeyClaims(db, store, contents, uploader, now_ns, deletions.is_deleting)
     writer = ObjectWriter(
         db,
         store,

@@ -18,6 +18,7 @@ from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.store.base import ObjectStore
 from tierfs.types import ObjectInfo
+from tierfs.writeback.content import ContentTable
 from tierfs.writeback.upload import Uploader
 
 MOST_PARKED = 100
@@ -35,12 +36,14 @@ class KeyClaims:
         self,
         db: Database,
         store: ObjectStore,
+        contents: ContentTable,
         uploader: Uploader,
         now_ns: Callable[[], int],
         is_deleting: Callable[[str], bool],
     ) -> None:
         self._db = db
         self._store = store
+        self._contents = contents
         self._uploader = uploader
         self._now_ns = now_ns
         self._is_deleting = is_deleting
@@ -124,7 +127,14 @@ class KeyClaims:
         if current is None or key not in dict(current.all_keys()):
             return
         info: ObjectInfo | None = None
-        if inode is not None and not inode.is_dir:
+        if inode is not None and inode.flags & schema.DATA_LOCAL:
+            # Its bytes are changing here, and what has not been fetched of them would come from this object.
+            content = await self._contents.acquire(owner)
+            try:
+                await self._contents.make_independent(content)
+            finally:
+                await self._contents.release(content)
+        elif inode is not None and not inode.is_dir:
             parked_key = f"{publish.parked_key(self._db, owner)}-{os.urandom(4).hex()}"
             try:
                 info = await self._uploader.call(partial(self._store.copy, current.info, parked_key))

@@ -255,6 +255,17 @@ class ContentTable:
         if not content.unlinked:
             publish.mark_dirty(txn, content.ino, "content", now_ns)
 
+    async def make_independent(self, content: FileContent) -> None:
+        """Bring all bytes of a local content here, durably: it needs no object of the store any more.
+
+        Before the object that absent blocks would come from is overwritten or given up. Raises what
+        ``Staging.fill`` raises.
+        """
+        staging = content.staging
+        if staging is not None and staging.base is not None:
+            await staging.fill()
+            await staging.sync()
+
     async def save(self, content: FileContent, *, durable: bool = False) -> None:
         """Bring size and times into the namespace (flush, close, fsync)."""
         if not content.unsaved:

@@ -94,6 +94,7 @@ class ObjectWriter:
         try:
             if content.writers and not force:
                 return
+            await self._contents.make_independent(content)
             staging = content.staging
             generation = staging.generation if staging is not None else 0
             size = staging.size_bytes if staging is not None else 0
