@@ -79,6 +79,13 @@ class StagingArea:
             found.append(DirtyContent(content_id, size, entry.allocated_bytes, entry.base, mtime_ns))
         return found
 
+    def note_mtime(self, content_id: ContentId, mtime_ns: int) -> None:
+        """See ``Cache.note_mtime``."""
+        try:
+            os.utime(self.dirty.path_of(content_id), ns=(mtime_ns, mtime_ns))
+        except OSError:
+            return  # not written yet, or the file system refuses: then times are as old as the record
+
     def _mtime_ns(self, content_id: ContentId) -> int:
         try:
             return os.stat(self.dirty.path_of(content_id)).st_mtime_ns

@@ -282,6 +282,13 @@ class Cache:
         """For the staging area: ``path`` holds all bytes of ``ref`` and is about to go."""
         await self._placement.take_file(ref, path)
 
+    def note_mtime(self, content_id: ContentId, mtime_ns: int) -> None:
+        """The namespace is about to record this mtime for a dirty content: give its file the same.
+
+        After a crash a file with another mtime than its record has been written since.
+        """
+        self._area.note_mtime(content_id, mtime_ns)
+
     def dirty_contents(self) -> list[DirtyContent]:
         """Every dirty content: after a restart, what is still to be published (or discarded)."""
         return self._area.contents()

@@ -91,11 +91,19 @@ class Attributes:
         content = self._services.contents.peek(ino)
         if content is not None and content.unsaved and change.mtime_ns is None:
             await self._services.contents.save(content)
+        if mtime_ns is not None:
+            self._note_mtime(ino, mtime_ns)
         inode = await self._db.commit(apply)
         if content is not None:
             content.mtime_ns, content.ctime_ns = inode.mtime_ns, inode.ctime_ns
         self._services.publisher.note(ino)
         return self._services.view(inode)
+
+    def _note_mtime(self, ino: int, mtime_ns: int) -> None:
+        with self._db.read() as txn:
+            inode = tree.get(txn, ino)
+        if inode.is_regular and inode.flags & schema.DATA_LOCAL:
+            self._services.cache.note_mtime(inode.content_id, mtime_ns)
 
     async def _set_size(self, ino: int, size_bytes: int) -> None:
         content = await self._services.contents.acquire(ino)

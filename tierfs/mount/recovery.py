@@ -26,8 +26,6 @@ from tierfs.types import NO_CONTENT, ContentId, Inode, content_id_of_object
 log = structlog.get_logger(__name__)
 
 BATCH = 1000
-CLOCK_TICK_NS = 20_000_000
-"""Two readings of the clock closer than this say nothing about order: file times advance by timer ticks."""
 
 
 async def recover(parts: Parts) -> dict[str, int]:
@@ -91,7 +89,8 @@ async def _reconcile_sizes(parts: Parts, staged: dict[ContentId, DirtyContent]) 
 
 def _as_on_disk(inode: Inode, content: DirtyContent) -> list[Inode]:
     """The inode with size and times of its staging file, if they are newer than the record."""
-    written_later = content.mtime_ns > inode.ctime_ns + CLOCK_TICK_NS
+    # Whoever records an mtime gives the file the same (``Cache.note_mtime``).
+    written_later = content.mtime_ns not in (0, inode.mtime_ns)
     if content.size_bytes == inode.size_bytes and not written_later:
         return []
     mtime_ns = content.mtime_ns if written_later else inode.mtime_ns

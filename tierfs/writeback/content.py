@@ -280,6 +280,8 @@ class ContentTable:
                 txn, schema.replace_inode(inode, size_bytes=size, mtime_ns=mtime, ctime_ns=ctime)
             )
 
+        if content.local:
+            self._cache.note_mtime(content.content_id, mtime)
         try:
             await self._db.commit(record, durable=durable)
         except NotFound:
