@@ -7,6 +7,9 @@ may change anything. ``TIERFS_TEST_SEED=N`` runs that seed instead of the fixed 
 from __future__ import annotations
 
 import os
+import random
+import stat
+import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -74,6 +77,40 @@ def test_with_kills_between(mounted: Mounted, base_dir: Path, seed: int) -> None
 def test_with_uploads_between(mounted: Mounted, base_dir: Path, seed: int) -> None:
     """Everything is in the store, and the next operations start from there."""
     run(mounted, base_dir / "plain", seed, STEPS, interrupt=mounted.flush, every=100)
+
+
+@pytest.mark.parametrize("seed", [3000 + seed for seed in SEEDS[:4]])
+def test_with_anything_between(mount_factory: MountFactory, base_dir: Path, seed: int) -> None:
+    """Kills, remounts, flushes and pauses in random order; at the end the store holds just what it should."""
+    chance = random.Random(seed)
+    mounted = mount_factory(options=("--upload-delay", chance.choice(["0", "0.05", "0.3", "1"])))
+    plain = base_dir / "plain"
+
+    def interrupt() -> None:
+        kinds = [
+            mounted.crash_and_restart,
+            mounted.remount,
+            mounted.flush,
+            lambda: time.sleep(0.5),
+            lambda: None,
+        ]
+        chance.choice(kinds)()
+
+    run(mounted, plain, seed, STEPS, interrupt=interrupt, every=70)
+    if mounted.is_plain:
+        return
+    mounted.umount()
+    mounted.cli("meta", "check", "--state-dir", str(mounted.state_dir))
+    ours, theirs = regular_files(mounted.store_dir / "top"), regular_files(plain)
+    # A link or a fifo is an ordinary object in the store.
+    assert {
+        name: data for name, data in ours.items() if name in theirs or not os.path.lexists(plain / name)
+    } == theirs
+
+
+def regular_files(top: Path) -> dict[str, bytes]:
+    files = [path for path in top.rglob("*") if stat.S_ISREG(os.lstat(path).st_mode)]
+    return {str(path.relative_to(top)): path.read_bytes() for path in files}
 
 
 def test_the_bucket_alone_holds_the_tree(mount_factory: MountFactory, base_dir: Path) -> None:
