@@ -80,6 +80,8 @@ class ObjectWriter:
             return
         if not inode.is_regular and current is None:
             info = await self._put_special(inode, keys[0])
+        elif current is None and inode.size_bytes:
+            info = await self._put_cached(inode, keys[0])
         elif current is None:
             info = await self._put_empty(inode, keys[0])
         else:
@@ -98,6 +100,8 @@ class ObjectWriter:
             staging = content.staging
             generation = staging.generation if staging is not None else 0
             size = staging.size_bytes if staging is not None else 0
+            if staging is None and content.size_bytes:
+                raise TierFailed(f"{keys[0]}: its {content.size_bytes} bytes are not here any more")
 
             def unchanged() -> bool:
                 if content.staging is not staging:
@@ -133,7 +137,8 @@ class ObjectWriter:
     ) -> None:
         """Record the upload; if nobody wrote in the meantime the local copy becomes a clean one."""
         async with content.lock:
-            content.sealing = final = content.writers == 0 and unchanged()
+            same_size = info.size_bytes == content.size_bytes
+            content.sealing = final = content.writers == 0 and unchanged() and same_size
             try:
                 still_dirty = await self._db.commit(
                     partial(self._record, inode=inode, row=row, info=info, links=links, final=final)
@@ -252,10 +257,22 @@ class ObjectWriter:
             return await self._run(partial(self._store.copy, current.info, key, metadata=metadata))
         except (PreconditionFailed, ObjectNotFound):
             with self._db.read() as txn:
-                if publish.object_of(txn, inode.ino) == current:
-                    raise
-            # Parked meanwhile, to make way for another inode: go on from where it is now.
-            raise NotYet(f"{current.key}: has been moved") from None
+                if publish.object_of(txn, inode.ino) != current:
+                    # Parked meanwhile, to make way for another inode: go on from where it is now.
+                    raise NotYet(f"{current.key}: has been moved") from None
+            found = await self._head(current.key)
+            if found is None or not self._is_ours(found, inode, current):
+                raise
+        # The answer to an earlier attempt, which gave it this version, was lost in a crash.
+        return await self._run(partial(self._store.copy, found, key, metadata=metadata))
+
+    def _is_ours(self, found: ObjectInfo, inode: Inode, current: schema.ObjectRow) -> bool:
+        """Whether this node put that object there, with the content of that inode."""
+        tag = (found.metadata or {}).get(CONTENT_METADATA, "")
+        return (
+            tag.startswith(f"{self._node}-{inode.content_id.hex()}-")
+            and found.size_bytes == current.size_bytes
+        )
 
     async def _copy_links(self, inode: Inode, info: ObjectInfo, keys: list[str]) -> list[ObjectInfo]:
         """Further names of a hard-linked file are further objects, copied on the server."""
@@ -265,6 +282,21 @@ class ObjectWriter:
                 await self._claims.make_free(key, inode.ino)
                 copies.append(await self._run(partial(self._store.copy, info, key)))
         return copies
+
+    async def _put_cached(self, inode: Inode, key: str) -> ObjectInfo:
+        """Upload a clean content whose object was given up; never an empty object in its stead."""
+        if not self._cache.is_complete(inode.content_id):
+            raise TierFailed(f"{key}: its {inode.size_bytes} bytes are neither here nor in the store")
+        ref = ObjectRef(inode.content_id, key, "", inode.size_bytes)
+        metadata = object_metadata(inode, self._tag(inode.content_id))
+        return await self._put_conditionally(
+            inode,
+            key,
+            metadata[CONTENT_METADATA],
+            lambda condition: self._uploader.upload(
+                key, inode.size_bytes, partial(self._cache.read, ref), lambda: True, metadata, condition
+            ),
+        )
 
     async def _put_empty(self, inode: Inode, key: str) -> ObjectInfo:
         return await self._put_body(inode, key, b"")
