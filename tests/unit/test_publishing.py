@@ -310,6 +310,20 @@ async def test_a_file_changed_in_part_keeps_its_bytes_when_its_object_makes_way(
         assert objects_in(engine.bucket) == {"a": b"other", "b": expected}
 
 
+async def test_a_reader_follows_an_object_that_we_moved(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    body = os.urandom(600_000)
+    (tmp_path / "bucket" / "a").write_bytes(body)
+    async with running_engine(settings) as engine:
+        inode = await engine.names.lookup(ROOT_INO, b"a")
+        number = await engine.files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
+        await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"b": body}
+        assert await engine.files.read(number, 0, 600_000) == body
+        await engine.files.release(number)
+
+
 class LostAnswers:
     """A store that does what it is told, and then says that it failed."""
 

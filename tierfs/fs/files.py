@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import stat
 
+import trio
+
 from tierfs.errors import InvalidArgument, IsADirectory, NotFound, ReadOnly, StaleContent, TierfsError
 from tierfs.fs.handles import FileHandle
 from tierfs.fs.names import Names, is_write, new_file_mode
@@ -17,6 +19,9 @@ from tierfs.namespace import tree
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
 from tierfs.writeback.content import FileContent
+
+MOVE_ATTEMPTS = 20
+MOVE_PAUSE_S = 0.1
 
 
 class Files:
@@ -74,10 +79,22 @@ class Files:
         if data is not None:
             return data
         try:
-            return await self._services.interrupts.guard(content.read, self._cache, offset, length)
+            return await self._services.interrupts.guard(self._read_waiting, content, offset, length)
         except StaleContent:
             await self._learn_what_is_there_now(content.ino)
             raise
+
+    async def _read_waiting(self, content: FileContent, offset: int, length: int) -> bytes:
+        """Read; a version that is gone because we moved or re-labelled the object is read where it is now."""
+        for _ in range(MOVE_ATTEMPTS):
+            try:
+                return await content.read(self._cache, offset, length)
+            except StaleContent:
+                if not self._contents.refresh_ref(content):
+                    if not self._services.publisher.is_publishing(content.ino):
+                        raise
+                    await trio.sleep(MOVE_PAUSE_S)
+        return await content.read(self._cache, offset, length)
 
     async def _learn_what_is_there_now(self, ino: int) -> None:
         """The object was replaced: the next open must not meet the old inode again."""

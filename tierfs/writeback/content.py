@@ -150,6 +150,22 @@ class ContentTable:
             del self._changing[ino]
             event.set()
 
+    def refresh_ref(self, content: FileContent) -> bool:
+        """The object of a clean content got another key or ETag by our own doing (a move, a change of mode).
+
+        True if ``content`` names another version now. The bytes are the same.
+        """
+        with self._db.read() as txn:
+            try:
+                inode = tree.get(txn, content.ino)
+            except NotFound:
+                return False
+            ref = publish.ref_of(txn, inode)
+        if content.local or ref is None or ref == content.ref or ref.content_id != content.content_id:
+            return False
+        content.ref = ref
+        return True
+
     async def release(self, content: FileContent) -> None:
         """Give back one use; the last one closes files, and drops the bytes of an unlinked inode."""
         content.users -= 1

@@ -88,6 +88,9 @@ class ObjectWriter:
             info = await self._copy(inode, current, keys[0])
         links = await self._copy_links(inode, info, keys[1:])
         await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=links))
+        content = self._contents.peek(inode.ino)
+        if content is not None:
+            self._contents.refresh_ref(content)
 
     async def _publish_content(
         self, inode: Inode, row: schema.DirtyRow, keys: list[str], *, force: bool

@@ -202,6 +202,10 @@ class Publisher:
         self._wake.set()
         self.note_progress()
 
+    def is_publishing(self, ino: int) -> bool:
+        """Its object may be getting another key or ETag right now, or soon."""
+        return ino in self._running or ino in self._due_at
+
     def note_progress(self) -> None:
         """Wake whoever waits for the backlog to shrink."""
         self._progress.set()
