@@ -109,7 +109,8 @@ def test_with_anything_between(mount_factory: MountFactory, base_dir: Path, seed
 
 
 def regular_files(top: Path) -> dict[str, bytes]:
-    files = [path for path in top.rglob("*") if stat.S_ISREG(os.lstat(path).st_mode)]
+    paths = [Path(directory, name) for directory, _, files in os.walk(top) for name in files]
+    files = [path for path in paths if stat.S_ISREG(os.lstat(path).st_mode)]
     return {str(path.relative_to(top)): path.read_bytes() for path in files}
 
 
