@@ -80,7 +80,11 @@ class ObjectWriter:
             return
         if not inode.is_regular and current is None:
             info = await self._put_special(inode, keys[0])
-        elif current is None and inode.size_bytes:
+        elif (
+            inode.is_regular
+            and inode.size_bytes
+            and (current is None or current.size_bytes != inode.size_bytes)
+        ):
             info = await self._put_cached(inode, keys[0])
         elif current is None:
             info = await self._put_empty(inode, keys[0])
@@ -139,6 +143,8 @@ class ObjectWriter:
         unchanged: Callable[[], bool],
     ) -> None:
         """Record the upload; if nobody wrote in the meantime the local copy becomes a clean one."""
+        # A clean inode's record has to tell its size before anything else is published for it.
+        await self._contents.save(content)
         async with content.lock:
             same_size = info.size_bytes == content.size_bytes
             content.sealing = final = content.writers == 0 and unchanged() and same_size
