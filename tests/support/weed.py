@@ -110,7 +110,7 @@ def start_weed(directory: Path) -> WeedServer:
     s3_port = ports[names.index("s3")]
     command = [
         binary, f"-logdir={logs}", "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        "-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-master.electionTimeout=1s",
+        "-master.telemetry=false", "-master.volumeSizeLimitMB=128", "-master.electionTimeout=1s",
         "-volume.max=0", "-volume.minFreeSpace=1GiB", "-volume.preStopSeconds=0", "-filer", "-s3",
         f"-s3.config={directory / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0",
         *(f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)),
