@@ -66,6 +66,11 @@ class KeyClaims:
         if not cycle:
             raise NotYet(f"{key}: still the source of a file that is being moved")
         await self._park(owner, key)
+        with self._db.read() as txn:
+            # Parking gives up silently when the owner has moved on by itself: only the row says who owns it.
+            owner = publish.owner_of_key(txn, key)
+        if self._is_deleting(key) or owner not in (None, ino):
+            raise NotYet(f"{key}: still the source of a file that is being moved")
 
     async def claim(self, key: str, ino: int) -> None:
         """Own ``key`` before writing to it. Raises ``NotYet`` while somebody else has to go first."""

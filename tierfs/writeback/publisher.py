@@ -75,7 +75,6 @@ class Publisher:
         self._make_way: set[int] = set()
         self._wake = trio.Event()
         self._progress = trio.Event()
-        self._nursery: trio.Nursery | None = None
         self.failures: dict[int, Failure] = {}
         self.published_count = 0
 
@@ -104,12 +103,8 @@ class Publisher:
             return
         await self._note_all(0.0)
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
             nursery.start_soon(self._deletions.run)
-            try:
-                await self._dispatch(nursery)
-            finally:
-                self._nursery = None
+            await self._dispatch(nursery)
 
     async def _dispatch(self, nursery: trio.Nursery) -> None:
         while True:
