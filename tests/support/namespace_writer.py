@@ -47,7 +47,7 @@ async def change(db: Database, task: int, seed: int) -> None:
             )  # fmt: skip
             if draw.random() < 0.5:
                 key = publish.key_of(txn, inode.ino)[0]
-                publish.claim_key(txn, inode.ino, key, 1)
+                publish.claim_keys(txn, inode.ino, [key], 1)
                 publish.set_object(txn, inode.ino, ObjectInfo(key, 1, "e", 1), [], 1)
             tree.rename(txn, directory, file + b".tmp", directory, file, now_ns=serial)
 

@@ -34,9 +34,9 @@ def publish_one(ns: Namespace, ino: int, *, crash: bool = False) -> bool:
     if inode.is_dir and not _mark_moved_children(ns, ino):
         return False
     infos: list[ObjectInfo] = []
+    if not ns.change(partial(publish.claim_keys, ino=ino, keys=keys, now_ns=ns.clock.ns)):
+        return False
     for key in keys:
-        if not ns.change(partial(publish.claim_key, ino=ino, key=key, now_ns=ns.clock.ns)):
-            return False
         with ns.db.read() as txn:
             expected = publish.expected_etag(txn, ino, key)
         current = ns.store.info(key) if key in ns.store else None
@@ -51,11 +51,7 @@ def publish_one(ns: Namespace, ino: int, *, crash: bool = False) -> bool:
             return True
 
     def record(txn: WriteTransaction) -> None:
-        before = publish.object_of(txn, ino)
         publish.set_object(txn, ino, infos[0], infos[1:], ns.clock.ns)
-        for key, etag in before.all_keys() if before is not None else ():
-            if key not in keys and publish.owner_of_key(txn, key) is None:
-                publish.doom(txn, key, etag, ns.clock.ns)
         publish.forget_dirty(txn, ino, row.generation)
 
     ns.change(record)
@@ -111,11 +107,7 @@ def park_one(ns: Namespace) -> bool:
         parked = ns.store.copy(row.info, parked_key)
 
         def record(txn: WriteTransaction, ino: int = ino, parked: ObjectInfo = parked) -> None:
-            before = publish.object_of(txn, ino)
             publish.set_object(txn, ino, parked, [], ns.clock.ns)
-            for key, etag in before.all_keys() if before is not None else ():
-                if publish.owner_of_key(txn, key) is None:
-                    publish.doom(txn, key, etag, ns.clock.ns)
 
         ns.change(record)
         return True

@@ -36,7 +36,7 @@ def fill(ns: Namespace) -> None:
         tree.set_xattr(txn, file.ino, b"user.\xff", b"\0\xff", now_ns=1)
         for ino, key in ((file.ino, "d/odd"), (gone.ino, "gone"), (below.ino, "d/e/")):
             publish.set_object(txn, ino, ObjectInfo(key, 3, "e", 5), [], 7)
-        publish.claim_key(txn, file.ino, "second", 1)
+        publish.claim_keys(txn, file.ino, publish.key_of(txn, file.ino), 1)
         tree.unlink(txn, ROOT_INO, b"gone", now_ns=1)
         tree.rename(txn, top.ino, b"e", ROOT_INO, b"f", now_ns=1)
 
@@ -88,7 +88,7 @@ def test_load_refuses_what_it_cannot_use_and_leaves_nothing(tmp_path: Path) -> N
         ([], NamespaceError),
         (["{}"], FormatError),
         (["[]"], NamespaceError),
-        ([lines[0].replace('"format": 1', '"format": 77'), *lines[1:]], FormatError),
+        ([lines[0].replace('"format": 2', '"format": 77'), *lines[1:]], FormatError),
     ):
         with pytest.raises(error):
             load(target, wrong)

@@ -33,11 +33,7 @@ def publish_all(ns: Namespace, ino: int, *etags: str) -> bool:
         assert row is not None
         keys = publish.key_of(txn, ino)
         first, *others = [info(key, etags[0] if etags else "e1") for key in keys]
-        before = publish.object_of(txn, ino)
         publish.set_object(txn, ino, first, others, ns.clock.ns)
-        for key, etag in before.all_keys() if before is not None else ():
-            if key not in keys:
-                publish.doom(txn, key, etag, ns.clock.ns)
         return publish.forget_dirty(txn, ino, row.generation)
 
     return ns.change(record)
@@ -490,8 +486,8 @@ def test_removing_a_directory_dooms_its_marker(ns: Namespace) -> None:
 # -- claims ----------------------------------------------------------------------------------------------------
 
 
-def claim(ns: Namespace, ino: int, key: str) -> bool:
-    return ns.change(lambda txn: publish.claim_key(txn, ino, key, 1))
+def claim(ns: Namespace, ino: int, *keys: str) -> bool:
+    return ns.change(lambda txn: publish.claim_keys(txn, ino, keys, 1))
 
 
 def test_a_claimed_key_is_known_before_the_object_is(ns: Namespace) -> None:

@@ -365,20 +365,3 @@ async def drained_in_the_end(engine: Engine) -> None:
     with trio.fail_after(20):
         while not await engine.parts.publisher.drain():
             await trio.sleep(0.05)
-
-
-async def test_a_key_that_is_being_deleted_is_not_written(tmp_path: Path) -> None:
-    """The new file waits until the old object has gone; else the deletion could take the new one."""
-    async with running_engine(settings_for(tmp_path)) as engine:
-        await engine.write_file("a", b"old")
-        await drained(engine)
-        claims = engine.parts.publisher._claims
-        is_deleting, claims._is_deleting = claims._is_deleting, lambda key: key == "a"
-        await engine.names.unlink(ROOT_INO, b"a")
-        await engine.write_file("a", b"new")
-        with trio.move_on_after(0.5):
-            await engine.parts.publisher.drain()
-        assert objects_in(engine.bucket) != {"a": b"new"}
-        claims._is_deleting = is_deleting
-        await drained(engine)
-        assert objects_in(engine.bucket) == {"a": b"new"}

@@ -35,7 +35,9 @@ from tierfs.types import ROOT_INO
 from tierfs.writeback.claims import KeyClaims
 from tierfs.writeback.content import ContentTable
 from tierfs.writeback.deletions import Deletions
+from tierfs.writeback.in_flight import InodesInFlight, KeysInFlight
 from tierfs.writeback.objects import ObjectWriter
+from tierfs.writeback.parking import Parking
 from tierfs.writeback.publisher import Publisher
 from tierfs.writeback.unfinished import UnfinishedUploads
 from tierfs.writeback.upload import Uploader
@@ -130,8 +132,10 @@ async def open_parts(
         part_size_bytes=settings.part_size_bytes,
         memory_bytes=settings.memory_budget_bytes // 2,
     )
-    deletions = Deletions(db, store, now_ns)
-    claims = KeyClaims(db, store, contents, uploader, now_ns, deletions.is_deleting)
+    keys, inodes = KeysInFlight(), InodesInFlight()
+    deletions = Deletions(db, store, keys, now_ns)
+    parking = Parking(db, store, contents, uploader, keys, inodes, now_ns)
+    claims = KeyClaims(db, parking, keys, now_ns)
     writer = ObjectWriter(
         db,
         store,
@@ -142,9 +146,9 @@ async def open_parts(
         now_ns,
         on_renamed=lambda parent, old, new: kernel.entry_gone(parent, old),
     )
-    publisher = Publisher(db, contents, writer, claims, deletions, settings, now_ns)
+    publisher = Publisher(db, contents, writer, parking, deletions, inodes, settings, now_ns)
     deletions.on_progress = publisher.note_progress
-    deletions.on_needed = claims.on_parked = publisher.note_now
+    deletions.on_needed = parking.on_parked = publisher.note_now
     cache.set_drain(publisher.make_room)
     readahead = ReadAheadTable(cache, settings, following=following_in(db), metrics=metrics)
     services = Services(

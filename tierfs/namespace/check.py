@@ -167,8 +167,8 @@ def _check_object_keys(txn: ReadTransaction) -> Iterator[str]:
             continue
         if row is not None:
             held += [known for known, _ in row.all_keys()]
-        if dirty is not None and dirty.claim:
-            held.append(dirty.claim)
+        if dirty is not None:
+            held += dirty.claims
         digests = {schema.object_key_digest(known) for known in held}
         if len(digests) > MANY_KEYS:
             # Decoding such a row for each of its keys would take for ever.

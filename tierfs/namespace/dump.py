@@ -100,9 +100,9 @@ def load_lines(db: Database, lines: Iterable[str]) -> int:
     header = _parse(next(source, ""), 1)
     if header.get("kind") != KIND:
         raise FormatError("this is no dump of a tierfs namespace")
-    if header["format"] > schema.FORMAT_VERSION:
+    if header["format"] != schema.FORMAT_VERSION:
         raise FormatError(
-            f"the dump has format {header['format']}, this version reads up to {schema.FORMAT_VERSION}"
+            f"the dump has format {header['format']}, this version reads {schema.FORMAT_VERSION}"
         )
     db.commit_now(lambda txn: _load_header(txn, header))
     number = 1
@@ -187,8 +187,8 @@ def _load_inode(txn: WriteTransaction, line: dict[str, Any]) -> None:
     if "dirty" in line:
         dirty = _row(line["dirty"], schema.DirtyRow)
         txn.put(key, schema.encode_row(dirty), db=tables.dirty)
-        if dirty.claim:
-            txn.put(schema.object_key_digest(dirty.claim), key, db=tables.objkey)
+        for claim in dirty.claims:
+            txn.put(schema.object_key_digest(claim), key, db=tables.objkey)
 
 
 def _row(fields: dict[str, Any], kind: type[R]) -> R:

@@ -60,16 +60,17 @@ def open_env(path: Path, read_only: bool) -> lmdb.Environment:
 
 
 def check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str | None) -> None:
-    """Refuse what a newer version made, and what belongs to another source; learn the prefix if not given."""
+    """Refuse what another version made, and what belongs to another source; learn the prefix if not given."""
     meta = txn.tables.meta
     raw = txn.get(schema.META_FORMAT, None, meta)
     if raw is None:
         return
     version = schema.unpack_u64(raw)[0]
-    if version > schema.FORMAT_VERSION:
+    if version != schema.FORMAT_VERSION:
+        older = "an older" if version < schema.FORMAT_VERSION else "a newer"
         raise FormatError(
-            f"{path} has format {version}, this version of tierfs reads up to {schema.FORMAT_VERSION}: "
-            "use a newer tierfs, or another --state-dir"
+            f"{path} has format {version}, this version of tierfs reads {schema.FORMAT_VERSION}: "
+            f"use {older} tierfs, or another --state-dir"
         )
     for key, text, what in (
         (schema.META_SOURCE, source, "source"),

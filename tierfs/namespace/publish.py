@@ -8,8 +8,9 @@ more. Doing any step twice does no harm.
 Rules that keep a crash from becoming a loss:
 
 * A key that another inode owns (``owner_of_key``) is not overwritten before that inode has been moved.
-* ``claim_key`` before an upload: should the process die in between, the key is known, and dooming the inode
-  or moving it takes care of it; a listing meanwhile does not take our own upload for somebody else's file.
+* ``claim_keys`` before any request that writes: should the process die in between, the keys are known, and
+  dooming the inode or moving it takes care of them; a listing meanwhile does not take our own upload for
+  somebody else's file. So every key that we may have written is owned or doomed, at any time.
 * ``set_object`` after the store acknowledged. It takes the key out of ``doomed``.
 * A doomed key is deleted only if ``is_key_needed`` says no: a live name will overwrite it, and its ETag is
   the version that the overwrite expects (``expected_etag``).
@@ -63,7 +64,7 @@ def set_object(
 ) -> bool:
     """The store acknowledged: ``info`` (and ``links``, for further names) now hold this inode.
 
-    Keys that the row had before and that are not among these lose their owner: the caller dooms them.
+    What the row had before, or the inode had claimed, and is not among these loses its owner and is doomed.
     If the inode has no name any more, what was written is doomed instead and the result is False.
     """
     tables = txn.tables
@@ -72,14 +73,16 @@ def set_object(
         key=info.key, etag=info.etag, version_id=info.version_id, size_bytes=info.size_bytes,
         mtime_ns=info.mtime_ns, confirmed_ns=now_ns, also=tuple((link.key, link.etag) for link in links),
     )  # fmt: skip
-    claimed = dirty_row(txn, ino)
-    if claimed is not None and claimed.claim:
-        _put_dirty(txn, msgspec.structs.replace(claimed, claim=""))
-        _give_up_claim(txn, claimed, now_ns)
-    previous = object_of(txn, ino)
-    if previous is not None:
-        for key, _ in previous.all_keys():
-            disown_key(txn, key, ino)
+    dirty = dirty_row(txn, ino)
+    if dirty is not None and dirty.claims:
+        _put_dirty(txn, msgspec.structs.replace(dirty, claims=()))
+    written = {key for key, _ in row.all_keys()}
+    named = inode is not None and inode.nlink > 0
+    for key, etag in _held_keys(txn, ino, dirty).items():
+        owner = owner_of_key(txn, key)
+        disown_key(txn, key, ino)
+        if named and key not in written and owner in (None, ino):
+            doom(txn, key, etag, now_ns, ino=ino)
     if inode is None or not inode.nlink:
         if inode is not None:
             txn.put(pack_u64(ino), schema.encode_row(row), db=tables.object)
@@ -113,9 +116,10 @@ def disown(txn: WriteTransaction, ino: int, key: str) -> None:
     """``key`` holds somebody else's object now: the inode does not own it any more."""
     disown_key(txn, key, ino)
     dirty = dirty_row(txn, ino)
-    if dirty is not None and dirty.claim == key:
+    if dirty is not None and key in dirty.claims:
         # Else the next claim would doom the key, and with it what is somebody else's.
-        _put_dirty(txn, msgspec.structs.replace(dirty, claim=""))
+        kept_claims = tuple(claim for claim in dirty.claims if claim != key)
+        _put_dirty(txn, msgspec.structs.replace(dirty, claims=kept_claims))
     row = object_of(txn, ino)
     if row is None:
         return
@@ -128,6 +132,15 @@ def disown(txn: WriteTransaction, ino: int, key: str) -> None:
         put_object_row(txn, ino, row)
     else:
         put_object_row(txn, ino, msgspec.structs.replace(row, also=tuple(kept[1:])))
+
+
+def give_up_object(txn: WriteTransaction, ino: int, now_ns: int) -> None:
+    """The inode needs nothing of what it has in the bucket: all that is doomed, and it is published anew."""
+    for key, etag in _held_keys(txn, ino, dirty_row(txn, ino)).items():
+        if owner_of_key(txn, key) in (None, ino):
+            doom(txn, key, etag, now_ns, ino=ino)
+        disown(txn, ino, key)
+    mark_dirty(txn, ino, schema.MOVED, now_ns)
 
 
 def expected_etag(txn: ReadTransaction, ino: int, key: str) -> str | None:
@@ -170,7 +183,7 @@ def mark_dirty(txn: WriteTransaction, ino: int, reason: int | str, now_ns: int) 
         row = DirtyRow(ino, now_ns, generation, bits)
     else:
         row = DirtyRow(
-            ino, known.since_ns, max(known.generation + 1, generation), known.reasons | bits, known.claim
+            ino, known.since_ns, max(known.generation + 1, generation), known.reasons | bits, known.claims
         )
     _put_dirty(txn, row)
     inode = records.find_inode(txn, ino)
@@ -250,34 +263,46 @@ def forget_dirty(txn: WriteTransaction, ino: int, generation: int) -> bool:
             flags = inode.flags & ~(schema.DATA_LOCAL | schema.UNPUBLISHED)
             valid_until_ns = held.confirmed_ns + txn.tables.ttl_ns
             schema.put_inode(txn, schema.replace_inode(inode, flags=flags, valid_until_ns=valid_until_ns))
-    if row.claim:
-        _give_up_claim(txn, row, row.since_ns)
+    _give_up_claims(txn, row, (), row.since_ns)
     txn.delete(pack_u64(ino), txn.tables.dirty)
     return True
 
 
-def claim_key(txn: WriteTransaction, ino: int, key: str, now_ns: int) -> bool:
-    """An upload of this inode to ``key`` is about to start. False: another inode owns the key, or the
-    inode is not dirty; then do not start.
+def claim_keys(txn: WriteTransaction, ino: int, keys: Sequence[str], now_ns: int) -> bool:
+    """Requests that write this inode to ``keys``, all those of its names, are about to start.
 
-    A directory takes the key of its marker from another directory, which needs it for nothing: it has
-    moved, and gets a new marker. The claim ends with ``set_object``. One left behind by a crash is replaced
-    by the next; what it may have written is doomed.
+    False: another inode owns one of them, the inode is not dirty, or its names say something else by now;
+    then do not start. A directory takes the key of its marker from another directory, which needs it for
+    nothing: it has moved, and gets a new marker. The claim ends with ``set_object``. One left behind by a
+    crash is replaced by the next; what it may have written is doomed.
     """
     row = dirty_row(txn, ino)
-    owner = owner_of_key(txn, key)
-    if row is None:
+    inode = records.find_inode(txn, ino)
+    if row is None or inode is None or key_of(txn, ino) != list(keys):
         return False
-    if owner is not None and owner != ino:
-        if not (_is_directory(txn, ino) and _is_directory(txn, owner)):
-            return False
+    others: list[tuple[int, str]] = []
+    for key in keys:
+        owner = owner_of_key(txn, key)
+        if owner is not None and owner != ino:
+            if not (inode.is_dir and _is_directory(txn, owner)):
+                return False
+            others.append((owner, key))
+    for owner, key in others:
         _take_key(txn, owner, key, now_ns)
-    if row.claim and row.claim != key:
-        _give_up_claim(txn, row, now_ns)
-    _put_dirty(txn, msgspec.structs.replace(row, claim=key))
-    txn.put(schema.object_key_digest(key), pack_u64(ino), db=txn.tables.objkey)
+    left = _give_up_claims(txn, row, keys, now_ns)
+    _put_dirty(txn, msgspec.structs.replace(row, claims=(*keys, *left)))
+    for key in keys:
+        txn.put(schema.object_key_digest(key), pack_u64(ino), db=txn.tables.objkey)
     mark_in_store(txn, ino)
     return True
+
+
+def drop_claims(txn: WriteTransaction, ino: int, now_ns: int) -> None:
+    """No request is writing this inode now: what earlier ones may have left at claimed keys is doomed."""
+    row = dirty_row(txn, ino)
+    if row is not None and row.claims:
+        left = _give_up_claims(txn, row, (), now_ns)
+        _put_dirty(txn, msgspec.structs.replace(row, claims=left))
 
 
 # -- doomed -------------------------------------------------------------------------------------------
@@ -358,23 +383,28 @@ def release(txn: WriteTransaction, ino: int, now_ns: int) -> None:
     The object row stays with the orphan, so that whoever has it open can read on.
     """
     dirty = dirty_row(txn, ino)
+    for key, etag in _held_keys(txn, ino, dirty).items():
+        # The key may be another inode's by now (claimed over it); then that one takes care of it.
+        if owner_of_key(txn, key) in (None, ino):
+            doom(txn, key, etag, now_ns, ino=ino)
+        disown_key(txn, key, ino)
     if dirty is not None:
-        if dirty.claim:
-            _give_up_claim(txn, dirty, now_ns)
         txn.delete(pack_u64(ino), txn.tables.dirty)
+
+
+def _held_keys(txn: ReadTransaction, ino: int, dirty: DirtyRow | None) -> dict[str, str]:
+    """Key -> ETag of what the inode has or may have in the store. Empty: any upload of ours may be there."""
     row = object_of(txn, ino)
-    if row is not None:
-        for key, etag in row.all_keys():
-            # The key may be another inode's by now (claimed over it); then that one takes care of it.
-            if owner_of_key(txn, key) in (None, ino):
-                doom(txn, key, etag, now_ns, ino=ino)
-            disown_key(txn, key, ino)
+    held = dict(row.all_keys()) if row is not None else {}
+    if dirty is not None:
+        held.update(dict.fromkeys(dirty.claims, ""))
+    return held
 
 
 def _take_key(txn: WriteTransaction, owner: int, key: str, now_ns: int) -> None:
-    """``key`` is overwritten although ``owner`` had something there; a directory gets a new marker."""
+    """``key`` is overwritten although ``owner`` had something there: that one has to be published anew."""
     disown(txn, owner, key)
-    if _is_directory(txn, owner):
+    if records.find_inode(txn, owner) is not None:
         mark_dirty(txn, owner, schema.MOVED, now_ns)
 
 
@@ -383,17 +413,26 @@ def _is_directory(txn: ReadTransaction, ino: int) -> bool:
     return inode is not None and inode.is_dir
 
 
-def _give_up_claim(txn: WriteTransaction, row: DirtyRow, now_ns: int) -> None:
-    """An upload to the claimed key may have ended without a record of it: then that object has to go.
+def _give_up_claims(
+    txn: WriteTransaction, row: DirtyRow, kept: Sequence[str], now_ns: int
+) -> tuple[str, ...]:
+    """Uploads to claimed keys may have ended without a record of it: then those objects have to go.
 
-    If the inode owns the key by its object row, or another one has taken it, nothing is left of the claim.
+    Returns the claims, besides ``kept``, of keys that the inode owns by its object row: they stay claimed
+    until that row changes, for what lies there may be newer than the row says.
     """
     held = object_of(txn, row.ino)
-    if held is not None and any(key == row.claim for key, _ in held.all_keys()):
-        return
-    if owner_of_key(txn, row.claim) in (None, row.ino):
-        disown_key(txn, row.claim, row.ino)
-        doom(txn, row.claim, "", now_ns)
+    held_keys = {key for key, _ in held.all_keys()} if held is not None else set()
+    left: list[str] = []
+    for claim in row.claims:
+        if claim in kept:
+            continue
+        if claim in held_keys:
+            left.append(claim)
+        elif owner_of_key(txn, claim) in (None, row.ino):
+            disown_key(txn, claim, row.ino)
+            doom(txn, claim, "", now_ns, ino=row.ino)
+    return tuple(left)
 
 
 def _put_dirty(txn: WriteTransaction, row: DirtyRow) -> None:

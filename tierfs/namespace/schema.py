@@ -71,7 +71,7 @@ from tierfs.errors import DamagedRecord
 from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
 from tierfs.types import Inode, ObjectInfo
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 NAME_MAX_BYTES = 255
 SYMLINK_MAX_BYTES = 4095
@@ -177,14 +177,14 @@ class DirtyRow(msgspec.Struct, frozen=True, array_like=True):
     """The bucket must be brought up to date with one inode.
 
     ``generation`` grows with every change: what was published under an older one is not enough.
-    ``claim``: key that an upload may be writing right now, "" if none.
+    ``claims``: keys that a request of ours may be writing right now, or was when the process died.
     """
 
     ino: int
     since_ns: int
     generation: int
     reasons: int
-    claim: str = ""
+    claims: tuple[str, ...] = ()
 
 
 class DoomedRow(msgspec.Struct, frozen=True, array_like=True):

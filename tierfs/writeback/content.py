@@ -13,8 +13,8 @@ instead of writing into a file that is about to become immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -115,6 +115,15 @@ class ContentTable:
             content = await self._open(ino)
         content.users += 1
         return content
+
+    @asynccontextmanager
+    async def used(self, ino: int) -> AsyncIterator[FileContent]:
+        """``acquire``, and ``release`` in the end."""
+        content = await self.acquire(ino)
+        try:
+            yield content
+        finally:
+            await self.release(content)
 
     async def _open(self, ino: int) -> FileContent:
         with self._db.read() as txn:

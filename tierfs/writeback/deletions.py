@@ -1,8 +1,10 @@
 """Delete the objects that no name maps to any more.
 
 A key is deleted only if at that moment no inode owns it, and no file lives under its name: then the
-publisher will overwrite it, or it already holds the new object. The rows of a renamed directory (a whole
-prefix) go when nothing below it is owned any more; what others put there meanwhile stays.
+publisher will overwrite it, or it already holds the new object; and only while no request is writing it
+(the upload of a file that has been unlinked meanwhile): what that leaves behind goes later. The rows of a
+renamed directory (a whole prefix) go when nothing below it is owned any more; what others put there
+meanwhile stays.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from tierfs.namespace import publish, schema
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.store.base import ListPage, ObjectStore
+from tierfs.writeback.in_flight import KeysInFlight
 
 log = structlog.get_logger(__name__)
 
@@ -32,22 +35,25 @@ class Deletions:
         self,
         db: Database,
         store: ObjectStore,
+        keys: KeysInFlight,
         now_ns: Callable[[], int],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._db = db
         self._store = store
+        self._keys = keys
         self._now_ns = now_ns
         self._wake_at = float("inf")
         self._event = trio.Event()
-        self._deleting: set[str] = set()
         self.on_progress = on_progress
         self.on_needed: Callable[[int], None] = lambda ino: None
         """Called with an inode that has to be published before a key can go."""
         self.failing = False
+        self.waiting = False
+        """The last sweep left rows."""
         self.sweeps = 0
         self.stalled = False
-        """The last sweep left rows and could do nothing about any."""
+        """The last sweep left rows, could do nothing about any, and nothing else is at work on them."""
         self.deleted_count = 0
 
     def note(self, delay_s: float) -> None:
@@ -79,6 +85,7 @@ class Deletions:
                 self.failing, left = True, True
             else:
                 self.failing = False
+            self.waiting = left
             self.on_progress()
             if left:
                 self.note(PAUSE_AFTER_ERROR_S)
@@ -86,54 +93,48 @@ class Deletions:
     async def _sweep(self) -> bool:
         """One pass over all rows. True when rows were left that have to wait."""
         cursor: bytes | None = None
-        left = moved = False
+        left = moved = busy = False
         while True:
             with self._db.read() as txn:
                 rows, cursor = publish.doomed_entries(txn, cursor, BATCH_KEYS)
-                free = [row for row in rows if not row.prefix and not publish.is_key_needed(txn, row.key)]
-                # From here until the store has answered nobody may write these keys: see ``is_deleting``.
-                self._deleting.update(row.key for row in free)
-            try:
-                if free:
-                    await self._delete(free)
-            finally:
-                self._deleting.difference_update(row.key for row in free)
-            needed = [row for row in rows if not row.prefix and row not in free]
-            if needed and await self._forget(needed) < len(needed):
+                keys = [r.key for r in rows if not r.prefix and not publish.is_key_needed(txn, r.key)]
+            with self._keys.deleting(keys) as free:
+                busy = busy or len(free) < len(keys)
+                gone = [row for row in rows if row.key in free and not row.prefix]
+                if gone:
+                    await self._delete(gone)
+            needed = [row for row in rows if not row.prefix and row.key not in free]
+            if needed:
                 await self._hurry(needed)
                 left = True
             for row in rows:
                 if row.prefix and not await self._finish_prefix(row):
                     left = True
-            moved = moved or bool(free)
+            moved = moved or bool(gone)
             if cursor is None:
                 self.sweeps += 1
-                self.stalled = left and not moved
+                self.stalled = left and not moved and not busy
                 return left
-
-    def is_deleting(self, key: str) -> bool:
-        """A request that deletes ``key`` is under way: what is written there now might go with it."""
-        return key in self._deleting
 
     async def _delete(self, rows: Sequence[schema.DoomedRow]) -> None:
         keys = [row.key for row in rows]
         failures = await trio.to_thread.run_sync(self._store.delete_many, keys, abandon_on_cancel=True)
         failed = {failure.key for failure in failures}
-        await self._forget([row for row in rows if row.key not in failed], deleted=True)
+        await self._forget([row for row in rows if row.key not in failed])
         self.deleted_count += len(keys) - len(failed)
         if failures:
             raise StoreError(f"{failures[0].key}: not deleted: {failures[0].message}")
 
-    async def _forget(self, rows: Sequence[schema.DoomedRow], *, deleted: bool = False) -> int:
-        """Drop the rows that are done with; returns how many were. ``deleted``: the objects are gone."""
+    async def _forget(self, rows: Sequence[schema.DoomedRow]) -> None:
+        """The objects are gone: drop the rows that are done with."""
 
-        def forget(txn: WriteTransaction) -> int:
-            if deleted:
-                for row in rows:
-                    publish.note_deleted(txn, row)
-            return sum(publish.forget_doomed(txn, row) for row in rows if not _is_owned(txn, row))
+        def forget(txn: WriteTransaction) -> None:
+            for row in rows:
+                publish.note_deleted(txn, row)
+                if not _is_owned(txn, row):
+                    publish.forget_doomed(txn, row)
 
-        return await self._db.commit(forget)
+        await self._db.commit(forget)
 
     async def _hurry(self, rows: Sequence[schema.DoomedRow]) -> None:
         """Whoever lives at, or still owns, these keys has to be published: make sure that it will be."""
@@ -158,13 +159,10 @@ class Deletions:
         found = await self._markers_below(row.key)
         with self._db.read() as txn:
             markers = [key for key in found if not publish.is_key_needed(txn, key)]
-            self._deleting.update(markers)
-        try:
-            if markers:
-                await trio.to_thread.run_sync(self._store.delete_many, markers)
-        finally:
-            self._deleting.difference_update(markers)
-        await self._forget([row], deleted=True)
+        with self._keys.deleting(markers) as free:
+            if free:
+                await trio.to_thread.run_sync(self._store.delete_many, sorted(free))
+        await self._forget([row])
         return True
 
     async def _markers_below(self, prefix: str) -> list[str]:

@@ -13,21 +13,23 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, TypeVar
 
 import structlog
 
 from tierfs.cache.residency import Cache
-from tierfs.errors import NotFound, ObjectNotFound, PreconditionFailed, StoreError, TierFailed, TierfsError
+from tierfs.errors import ObjectNotFound, PreconditionFailed, StoreError, TierFailed, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.metadata import metadata_of
 from tierfs.namespace.transaction import WriteTransaction
-from tierfs.store.base import Condition, ObjectStore
+from tierfs.store.base import UNCONDITIONAL, Condition, ObjectStore
 from tierfs.types import ContentId, Inode, ObjectInfo, ObjectRef
-from tierfs.writeback.claims import KeyClaims, NotYet
+from tierfs.writeback.claims import KeyClaims
 from tierfs.writeback.content import ContentTable, FileContent
+from tierfs.writeback.in_flight import NotYet
 from tierfs.writeback.upload import Uploader
 
 log = structlog.get_logger(__name__)
@@ -39,6 +41,20 @@ CONTENT_METADATA = "tierfs-content"
 def object_metadata(inode: Inode, tag: str) -> dict[str, str]:
     """The user metadata of the object for ``inode``; ``tag`` names the content."""
     return {**metadata_of(inode), CONTENT_METADATA: tag}
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """One inode as it was at one moment: what is to be published of it, and what the bucket has of it."""
+
+    inode: Inode
+    row: schema.DirtyRow
+    current: schema.ObjectRow | None
+
+    @property
+    def has_all_bytes(self) -> bool:
+        """Whether the object holds as many bytes as the file has."""
+        return self.current is not None and self.current.size_bytes == self.inode.size_bytes
 
 
 class ObjectWriter:
@@ -67,71 +83,77 @@ class ObjectWriter:
         self._on_renamed = on_renamed
         self.conflicts = 0
 
-    async def publish_file(self, inode: Inode, row: schema.DirtyRow, *, force: bool) -> None:
-        """Make the objects of a file, link or special file what they should be."""
+    async def publish_file(self, ino: int, *, force: bool) -> None:
+        """Make the objects of a file, link or special file what they should be.
+
+        ``force``: also while it is open for writing. Raises ``NotYet``, ``ContentChanged``, ``StoreError``.
+        """
+        async with self._claims.held(ino) as keys:
+            if not self._state(ino, keys).inode.is_regular:
+                await self._publish_settled(ino, keys)
+                return
+            async with self._contents.used(ino) as content:
+                if content.local:
+                    if force or not content.writers:
+                        await self._publish_local(content, keys, force=force)
+                    return
+                # Under the lock nobody begins to write, and so to depend on an object that is about to move.
+                async with content.lock:
+                    if content.local:
+                        raise NotYet(f"{keys[0]}: somebody has begun to write")
+                    await self._publish_settled(ino, keys)
+                self._contents.refresh_ref(content)
+
+    def _state(self, ino: int, keys: list[str]) -> _State:
+        """What is to be published. Raises ``NotYet`` if the names do not map to ``keys`` any more."""
         with self._db.read() as txn:
-            keys = publish.key_of(txn, inode.ino)
-            current = publish.object_of(txn, inode.ino)
-        if not keys:
-            raise NotFound(f"inode {inode.ino} has no name")
-        await self._claims.claim(keys[0], inode.ino)
-        if inode.is_regular and inode.flags & schema.DATA_LOCAL:
-            await self._publish_content(inode, row, keys, force=force)
-            return
-        if not inode.is_regular and current is None:
-            info = await self._put_special(inode, keys[0])
-        elif (
-            inode.is_regular
-            and inode.size_bytes
-            and (current is None or current.size_bytes != inode.size_bytes)
-        ):
+            row = publish.dirty_row(txn, ino)
+            if row is None or publish.key_of(txn, ino) != keys:
+                raise NotYet(f"{keys[0]}: renamed meanwhile")
+            return _State(tree.get(txn, ino), row, publish.object_of(txn, ino))
+
+    async def _publish_settled(self, ino: int, keys: list[str]) -> None:
+        """What has no bytes that only we have: move it, re-label it, or put what the namespace knows."""
+        state = self._state(ino, keys)
+        inode, current = state.inode, state.current
+        if inode.is_regular and inode.size_bytes and not state.has_all_bytes:
             info = await self._put_cached(inode, keys[0])
         elif current is None:
-            info = await self._put_empty(inode, keys[0])
+            info = await self._put_known(inode, keys[0])
         else:
             info = await self._copy(inode, current, keys[0])
         links = await self._copy_links(inode, info, keys[1:])
-        await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=links))
-        content = self._contents.peek(inode.ino)
-        if content is not None:
-            self._contents.refresh_ref(content)
+        await self._db.commit(partial(self._record, inode=inode, row=state.row, info=info, links=links))
 
-    async def _publish_content(
-        self, inode: Inode, row: schema.DirtyRow, keys: list[str], *, force: bool
-    ) -> None:
-        content = await self._contents.acquire(inode.ino)
-        try:
-            if content.writers and not force:
-                return
-            await self._contents.make_independent(content)
-            staging = content.staging
-            generation = staging.generation if staging is not None else 0
-            size = staging.size_bytes if staging is not None else 0
-            if staging is None and content.size_bytes:
-                raise TierFailed(f"{keys[0]}: its {content.size_bytes} bytes are not here any more")
+    async def _publish_local(self, content: FileContent, keys: list[str], *, force: bool) -> None:
+        await self._contents.make_independent(content)
+        staging = content.staging
+        generation = staging.generation if staging is not None else 0
+        size = staging.size_bytes if staging is not None else 0
+        if staging is None and content.size_bytes:
+            raise TierFailed(f"{keys[0]}: its {content.size_bytes} bytes are not here any more")
+        state = self._state(content.ino, keys)
+        inode = self._contents.overlay(state.inode)
 
-            def unchanged() -> bool:
-                if content.staging is not staging:
-                    return False
-                return staging is None or staging.generation == generation
+        def unchanged() -> bool:
+            if content.staging is not staging or content.unlinked:
+                return False
+            return staging is None or staging.generation == generation
 
-            async def read(offset: int, length: int) -> bytes:
-                return await staging.read(offset, length) if staging is not None else b""
+        async def read(offset: int, length: int) -> bytes:
+            return await staging.read(offset, length) if staging is not None else b""
 
-            tag = self._tag(content.content_id)
-            inode = self._contents.overlay(inode)
-            info = await self._put_conditionally(
-                inode,
-                keys[0],
-                tag,
-                lambda condition: self._uploader.upload(
-                    keys[0], size, read, unchanged, object_metadata(inode, tag), condition
-                ),
-            )
-            links = await self._copy_links(inode, info, keys[1:])
-            await self._finish(content, inode, row, info, links, unchanged)
-        finally:
-            await self._contents.release(content)
+        tag = self._tag(content.content_id)
+        info = await self._write_conditionally(
+            inode.ino,
+            keys[0],
+            tag,
+            lambda condition: self._uploader.upload(
+                keys[0], size, read, unchanged, object_metadata(inode, tag), condition
+            ),
+        )
+        links = await self._copy_links(inode, info, keys[1:])
+        await self._finish(content, inode, state.row, info, links, unchanged)
 
     async def _finish(
         self,
@@ -186,43 +208,43 @@ class ObjectWriter:
         final: bool = True,
     ) -> bool:
         """Commit what the store acknowledged. Returns True when there is more to publish."""
-        now_ns = self._now_ns()
-        previous = publish.object_of(txn, inode.ino)
-        if not publish.set_object(txn, inode.ino, info, links, now_ns):
+        if not publish.set_object(txn, inode.ino, info, links, self._now_ns()):
             return True
-        if previous is not None:
-            for key, etag in previous.all_keys():
-                if publish.owner_of_key(txn, key) is None:
-                    publish.doom(txn, key, etag, now_ns, ino=inode.ino)
         return not (final and publish.forget_dirty(txn, inode.ino, row.generation))
 
-    async def _put_conditionally(
-        self, inode: Inode, key: str, tag: str, put: Callable[[Condition], Awaitable[ObjectInfo]]
+    async def _write_conditionally(
+        self, ino: int, key: str, tag: str, write: Callable[[Condition], Awaitable[ObjectInfo]]
     ) -> ObjectInfo:
-        """Upload under the condition that the key still holds what we last knew of it.
+        """Write under the condition that the key still holds what we last knew of it.
 
         ``NotYet``: somebody else's object is there; ours lives under a conflict name now, to be published.
+        The store's own error when the condition is not what it minded (the source of a copy, perhaps).
         """
         with self._db.read() as txn:
-            expected = publish.expected_etag(txn, inode.ino, key)
+            expected = publish.expected_etag(txn, ino, key)
         condition = Condition(if_match=expected) if expected else Condition(if_absent=True)
         for _ in range(3):
             try:
-                return await put(condition)
+                return await write(condition)
             except (PreconditionFailed, ObjectNotFound):
                 found = await self._head(key)
-            if found is None:
-                condition = Condition(if_absent=True)
-            elif (found.metadata or {}).get(CONTENT_METADATA) == tag:
-                return found
-            elif (found.metadata or {}).get(CONTENT_METADATA, "").startswith(self._node):
-                # An earlier upload of ours, whose answer was lost or whose file has gone since.
-                condition = Condition(if_match=found.etag)
-            elif condition.if_match == found.etag:
-                raise StoreError(f"{key}: the store refuses a condition that holds")
-            else:
-                await self._move_aside(inode, key)
-        raise StoreError(f"{key}: the object keeps changing while it is uploaded")
+                if found is None:
+                    following = Condition(if_absent=True)
+                elif (found.metadata or {}).get(CONTENT_METADATA) == tag:
+                    return found
+                else:
+                    following = Condition(if_match=found.etag)
+                if following == condition:
+                    raise
+            if found is not None and not self._is_from_here(found):
+                await self._move_aside(ino, key)
+            # Nothing is there, or an earlier upload of ours: its answer was lost, or its file has gone since.
+            condition = following
+        raise StoreError(f"{key}: the object keeps changing while it is written")
+
+    def _is_from_here(self, found: ObjectInfo) -> bool:
+        """Whether this node wrote that object."""
+        return (found.metadata or {}).get(CONTENT_METADATA, "").startswith(self._node)
 
     def _tag(self, content_id: ContentId) -> str:
         """Names this node, the content, and this attempt."""
@@ -234,18 +256,20 @@ class ObjectWriter:
         except ObjectNotFound:
             return None
 
-    async def _move_aside(self, inode: Inode, key: str) -> NoReturn:
+    async def _move_aside(self, ino: int, key: str) -> NoReturn:
         """Keep both versions: ours gets a conflict name beside the one that another node wrote."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now_ns() / 1e9))
         suffix = f".conflict-{socket.gethostname()}-{stamp}-{os.urandom(2).hex()}".encode()
 
         def rename(txn: WriteTransaction) -> tuple[int, bytes, bytes]:
-            names = tree.names_of(txn, inode.ino)
-            if not names:
-                raise NotYet(f"{key}: unlinked during the upload")
-            parent, name = names[0]
+            for parent, name in tree.names_of(txn, ino):
+                above = tree.path_of(txn, parent)
+                if publish.key_of_path(txn, above + b"/" + name if above else name, False) == key:
+                    break
+            else:
+                raise NotYet(f"{key}: unlinked or renamed during the upload")
             new_name = name[: 255 - len(suffix)] + suffix
-            publish.disown(txn, inode.ino, key)
+            publish.disown(txn, ino, key)
             tree.rename(txn, parent, name, parent, new_name, now_ns=self._now_ns())
             return parent, name, new_name
 
@@ -261,19 +285,29 @@ class ObjectWriter:
 
     async def _copy(self, inode: Inode, current: schema.ObjectRow, key: str) -> ObjectInfo:
         """Move or re-label an object on the server; its bytes stay there."""
-        metadata = object_metadata(inode, self._tag(inode.content_id))
         try:
-            return await self._run(partial(self._store.copy, current.info, key, metadata=metadata))
+            return await self._copy_from(current.info, inode, key)
         except (PreconditionFailed, ObjectNotFound):
-            with self._db.read() as txn:
-                if publish.object_of(txn, inode.ino) != current:
-                    # Parked meanwhile, to make way for another inode: go on from where it is now.
-                    raise NotYet(f"{current.key}: has been moved") from None
             found = await self._head(current.key)
             if found is None or not self._is_ours(found, inode, current):
                 raise
         # The answer to an earlier attempt, which gave it this version, was lost in a crash.
-        return await self._run(partial(self._store.copy, found, key, metadata=metadata))
+        return await self._copy_from(found, inode, key)
+
+    async def _copy_from(self, source: ObjectInfo, inode: Inode, key: str) -> ObjectInfo:
+        tag = self._tag(inode.content_id)
+
+        async def copy(condition: Condition) -> ObjectInfo:
+            return await self._run(
+                partial(
+                    self._store.copy, source, key, metadata=object_metadata(inode, tag), condition=condition
+                )
+            )
+
+        if source.key == key:
+            # The copy is pinned to the version that it replaces.
+            return await copy(UNCONDITIONAL)
+        return await self._write_conditionally(inode.ino, key, tag, copy)
 
     def _is_ours(self, found: ObjectInfo, inode: Inode, current: schema.ObjectRow) -> bool:
         """Whether this node put that object there, with the content of that inode."""
@@ -285,53 +319,52 @@ class ObjectWriter:
 
     async def _copy_links(self, inode: Inode, info: ObjectInfo, keys: list[str]) -> list[ObjectInfo]:
         """Further names of a hard-linked file are further objects, copied on the server."""
-        copies: list[ObjectInfo] = []
-        for key in keys:
-            if key != info.key:
-                await self._claims.make_free(key, inode.ino)
-                copies.append(await self._run(partial(self._store.copy, info, key)))
-        return copies
+        return [await self._copy_from(info, inode, key) for key in keys]
 
     async def _put_cached(self, inode: Inode, key: str) -> ObjectInfo:
         """Upload a clean content whose object was given up; never an empty object in its stead."""
         if not self._cache.is_complete(inode.content_id):
             raise TierFailed(f"{key}: its {inode.size_bytes} bytes are neither here nor in the store")
         ref = ObjectRef(inode.content_id, key, "", inode.size_bytes)
-        metadata = object_metadata(inode, self._tag(inode.content_id))
-        return await self._put_conditionally(
-            inode,
+        tag = self._tag(inode.content_id)
+        return await self._write_conditionally(
+            inode.ino,
             key,
-            metadata[CONTENT_METADATA],
+            tag,
             lambda condition: self._uploader.upload(
-                key, inode.size_bytes, partial(self._cache.read, ref), lambda: True, metadata, condition
+                key,
+                inode.size_bytes,
+                partial(self._cache.read, ref),
+                lambda: True,
+                object_metadata(inode, tag),
+                condition,
             ),
         )
 
-    async def _put_empty(self, inode: Inode, key: str) -> ObjectInfo:
-        return await self._put_body(inode, key, b"")
-
-    async def _put_special(self, inode: Inode, key: str) -> ObjectInfo:
+    async def _put_known(self, inode: Inode, key: str) -> ObjectInfo:
+        """An empty file, a link or a special file: all of it stands in the namespace."""
         body = b""
         if inode.is_symlink:
             with self._db.read() as txn:
                 body = tree.readlink(txn, inode.ino)
-        return await self._put_body(inode, key, body)
+        tag = self._tag(inode.content_id)
+        return await self._write_conditionally(
+            inode.ino, key, tag, lambda condition: self._put(inode, key, tag, body, condition)
+        )
 
-    async def _put_body(self, inode: Inode, key: str, body: bytes) -> ObjectInfo:
-        metadata = object_metadata(inode, self._tag(inode.content_id))
-        return await self._run(lambda: self._store.put(key, body, metadata=metadata))
+    async def _put(self, inode: Inode, key: str, tag: str, body: bytes, condition: Condition) -> ObjectInfo:
+        metadata = object_metadata(inode, tag)
+        return await self._run(lambda: self._store.put(key, body, metadata=metadata, condition=condition))
 
-    async def publish_marker(self, ino: int, row: schema.DirtyRow) -> None:
+    async def publish_marker(self, ino: int) -> None:
         """Put the zero-byte ``dir/`` object of a directory that was made, moved or changed here."""
-        with self._db.read() as txn:
-            inode = tree.get(txn, ino)
-            keys = publish.key_of(txn, ino)
-        if not keys or not keys[0].rstrip("/"):
-            await self._db.commit(lambda txn: publish.forget_dirty(txn, ino, row.generation))
-            return
-        await self._claims.claim(keys[0], ino)
-        info = await self._put_body(inode, keys[0], b"")
-        await self._db.commit(partial(self._record, inode=inode, row=row, info=info, links=[]))
+        async with self._claims.held(ino) as keys:
+            state = self._state(ino, keys)
+            tag = self._tag(state.inode.content_id)
+            info = await self._put(state.inode, keys[0], tag, b"", UNCONDITIONAL)
+            await self._db.commit(
+                partial(self._record, inode=state.inode, row=state.row, info=info, links=[])
+            )
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await self._uploader.call(function)

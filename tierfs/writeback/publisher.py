@@ -9,6 +9,7 @@ never stops the others.
 from __future__ import annotations
 
 import heapq
+import random
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ from tierfs.errors import NotFound, StoreError, StoreUnsupported, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
-from tierfs.writeback.claims import KeyClaims, NotYet
 from tierfs.writeback.content import ContentTable
 from tierfs.writeback.deletions import Deletions
+from tierfs.writeback.in_flight import InodesInFlight, NotYet
 from tierfs.writeback.objects import ObjectWriter
+from tierfs.writeback.parking import Parking
 from tierfs.writeback.upload import ContentChanged
 
 log = structlog.get_logger(__name__)
@@ -55,21 +57,22 @@ class Publisher:
         db: Database,
         contents: ContentTable,
         writer: ObjectWriter,
-        claims: KeyClaims,
+        parking: Parking,
         deletions: Deletions,
+        inodes: InodesInFlight,
         settings: Settings,
         now_ns: Callable[[], int],
     ) -> None:
         self._db = db
         self._contents = contents
         self._writer = writer
-        self._claims = claims
+        self._parking = parking
         self._deletions = deletions
         self._settings = settings
         self._now_ns = now_ns
         self._due: list[tuple[float, int]] = []
         self._due_at: dict[int, float] = {}
-        self._running: set[int] = set()
+        self._running = inodes
         self._again: set[int] = set()
         self._blocked_attempts: dict[int, int] = {}
         self._make_way: set[int] = set()
@@ -129,11 +132,10 @@ class Publisher:
                 return wait
             heapq.heappop(self._due)
             del self._due_at[ino]
-            if ino in self._running:
-                self._again.add(ino)
-            else:
-                self._running.add(ino)
+            if self._running.add(ino):
                 nursery.start_soon(self._publish_in_background, ino)
+            else:
+                self._again.add(ino)
         return float("inf")
 
     def _note_forgotten(self) -> None:
@@ -166,7 +168,8 @@ class Publisher:
         except ContentChanged:
             self.note(ino)
         except NotYet:
-            self.note(ino, RETRY_SOON_S)
+            # At no fixed time: two that stand in each other's way must not always meet.
+            self.note(ino, RETRY_SOON_S * random.uniform(0.5, 1.5))
         except StoreUnsupported as error:
             self._blocked(ino, error)
         except TierfsError as error:
@@ -194,6 +197,8 @@ class Publisher:
         if ino in self._again:
             self._again.discard(ino)
             self.note(ino, 0.0)
+        if self._deletions.waiting:
+            self._deletions.note(0.0)
         self._wake.set()
         self.note_progress()
 
@@ -225,9 +230,8 @@ class Publisher:
 
         Raises ``StoreError``. Returns at once when there is nothing to do.
         """
-        while ino in self._running:
+        while not self._running.add(ino):
             await self._progress.wait()
-        self._running.add(ino)
         try:
             for _ in range(3):
                 try:
@@ -254,15 +258,15 @@ class Publisher:
             return
         if ino in self._make_way:
             self._make_way.discard(ino)
-            await self._claims.make_way(ino)
+            await self._parking.make_way(ino)
             self._deletions.note(0.0)
         if inode.is_dir:
-            await self._publish_directory(ino, row)
+            await self._publish_directory(ino)
         else:
             content = self._contents.peek(ino)
             if content is not None and content.writers and inode.flags & schema.DATA_LOCAL and not force:
                 return
-            await self._writer.publish_file(inode, row, force=force)
+            await self._writer.publish_file(ino, force=force)
             with self._db.read() as txn:
                 if publish.doomed_count(txn):
                     self._deletions.note(0.0)
@@ -270,7 +274,7 @@ class Publisher:
         self._blocked_attempts.pop(ino, None)
         self.published_count += 1
 
-    async def _publish_directory(self, ino: int, row: schema.DirtyRow) -> None:
+    async def _publish_directory(self, ino: int) -> None:
         cursor = None
         while True:
             with self._db.read() as txn:
@@ -281,7 +285,7 @@ class Publisher:
                     self.note(child, 0.0)
             if cursor is None:
                 break
-        await self._writer.publish_marker(ino, row)
+        await self._writer.publish_marker(ino)
         self._deletions.note(0.0)
 
     async def drain(self, progress: Callable[[int, int], None] | None = None, *, below: bytes = b"") -> bool:

@@ -1,0 +1,230 @@
+"""Names change while requests for them are under way: nothing is lost, nothing comes back, nothing is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from tests.support.engine import ROOT_CALLER, Engine, running_engine, settings_for
+from tests.support.watched_store import Hold, WatchedStore
+from tests.unit.test_publishing import drained, objects_in
+from tierfs.config import Settings
+from tierfs.namespace import publish
+from tierfs.store.base import ObjectStore
+from tierfs.types import ROOT_INO
+
+
+@asynccontextmanager
+async def watched_engine(
+    settings: Settings, *, publishing: bool = True
+) -> AsyncIterator[tuple[Engine, WatchedStore]]:
+    stores: list[WatchedStore] = []
+
+    def wrap(store: ObjectStore) -> ObjectStore:
+        stores.append(WatchedStore(store))
+        return stores[0]  # type: ignore[return-value]
+
+    async with running_engine(settings, publishing=publishing, wrap=wrap) as engine:
+        yield engine, stores[0]
+
+
+async def reached(hold: Hold) -> None:
+    with trio.fail_after(20):
+        while not hold.reached.is_set():
+            await trio.sleep(0.005)
+
+
+async def change_in_place(engine: Engine, ino: int, data: bytes, offset: int = 0) -> None:
+    number = await engine.files.open(ino, os.O_RDWR, ROOT_CALLER)
+    await engine.files.write(number, offset, data)
+    await engine.files.flush(number)
+    await engine.files.release(number)
+
+
+async def test_a_name_is_reused_while_its_old_file_is_being_uploaded(tmp_path: Path) -> None:
+    async with watched_engine(settings_for(tmp_path)) as (engine, store):
+        hold = store.hold("put", "a")
+        await engine.write_file("a", b"old")
+        await reached(hold)
+        await engine.names.unlink(ROOT_INO, b"a")
+        inode = await engine.write_file("a", b"new")
+        await trio.sleep(0.5)  # time to go wrong in
+        hold.go.set()
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"new"}
+        assert await engine.read_file(inode.ino) == b"new"
+
+
+async def test_a_file_removed_during_its_upload_does_not_come_back(tmp_path: Path) -> None:
+    async with watched_engine(settings_for(tmp_path, ttl_s=0.0, negative_ttl_s=0.0)) as (engine, store):
+        hold = store.hold("put", "a")
+        await engine.write_file("a", b"old")
+        await reached(hold)
+        await engine.names.unlink(ROOT_INO, b"a")
+        engine.parts.publisher.note_deletion()
+        await trio.sleep(0.3)  # a pass over the doomed keys, which must leave this one alone
+        hold.go.set()
+        with trio.fail_after(20):
+            while not (engine.bucket / "a").exists():
+                await trio.sleep(0.001)
+        await engine.parts.services.refresher.listed(ROOT_INO)
+        assert [name for name, _, _ in engine.names.read_directory(ROOT_INO, 0)] == []
+        await drained(engine)
+        assert objects_in(engine.bucket) == {}
+
+
+async def test_another_version_is_on_its_way_when_the_file_is_removed(tmp_path: Path) -> None:
+    """The bucket then holds a version that no row names; it is ours all the same."""
+    async with watched_engine(settings_for(tmp_path, ttl_s=0.0, negative_ttl_s=0.0)) as (engine, store):
+        inode = await engine.write_file("a", b"first")
+        await drained(engine)
+        hold = store.hold("put", "a")
+        await change_in_place(engine, inode.ino, b"other")
+        await reached(hold)
+        await engine.names.unlink(ROOT_INO, b"a")
+        hold.go.set()
+        with trio.fail_after(20):
+            while (engine.bucket / "a").exists() and (engine.bucket / "a").read_bytes() != b"other":
+                await trio.sleep(0.001)
+        await engine.parts.services.refresher.listed(ROOT_INO)
+        assert [name for name, _, _ in engine.names.read_directory(ROOT_INO, 0)] == []
+        await drained(engine)
+        assert objects_in(engine.bucket) == {}
+
+
+async def test_a_further_name_is_taken_by_another_file_while_it_is_written(tmp_path: Path) -> None:
+    async with watched_engine(settings_for(tmp_path)) as (engine, store):
+        linked = await engine.write_file("first", b"linked")
+        await engine.write_file("other", b"other bytes")
+        await drained(engine)
+        hold = store.hold("copy", "second")
+        await engine.names.link(linked.ino, ROOT_INO, b"second")
+        await reached(hold)
+        await engine.names.rename(ROOT_INO, b"other", ROOT_INO, b"second", 0)
+        await trio.sleep(0.5)
+        hold.go.set()
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"first": b"linked", "second": b"other bytes"}
+
+
+async def test_a_name_goes_while_another_key_is_being_deleted(tmp_path: Path) -> None:
+    """A pass over the doomed keys sees a new file at one of them, and waits; then that file goes as well."""
+    async with watched_engine(settings_for(tmp_path, upload_delay_s=0.2)) as (engine, store):
+        await engine.write_file("a", b"1")
+        await engine.write_file("b", b"2")
+        await drained(engine)
+        hold = store.hold("delete", "a")
+        await engine.names.unlink(ROOT_INO, b"b")
+        await engine.names.create(ROOT_INO, b"b", 0o100644, ROOT_CALLER)
+        await engine.names.unlink(ROOT_INO, b"a")
+        await reached(hold)
+        await engine.names.unlink(ROOT_INO, b"b")
+        hold.go.set()
+        await drained(engine)
+        assert objects_in(engine.bucket) == {}
+
+
+async def test_a_key_that_is_being_deleted_is_not_written(tmp_path: Path) -> None:
+    """The new file waits until the old object has gone; else the deletion could take the new one."""
+    async with watched_engine(settings_for(tmp_path)) as (engine, store):
+        await engine.write_file("a", b"old")
+        await drained(engine)
+        hold = store.hold("delete", "a")
+        await engine.names.unlink(ROOT_INO, b"a")
+        await reached(hold)
+        await engine.write_file("a", b"new")
+        await trio.sleep(0.5)
+        assert objects_in(engine.bucket) == {"a": b"old"}
+        hold.go.set()
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"new"}
+
+
+async def test_a_write_begins_while_the_object_is_being_moved(tmp_path: Path) -> None:
+    """What the writer leaves as it was comes from an object that is on its way to another key."""
+    body = os.urandom(700_000)
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "a").write_bytes(body)
+    async with watched_engine(settings_for(tmp_path)) as (engine, store):
+        inode = await engine.names.lookup(ROOT_INO, b"a")
+        hold = store.hold("copy", "b")
+        await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        await reached(hold)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(change_in_place, engine, inode.ino, b"changed", 300_000)
+            await trio.sleep(0.2)
+            hold.go.set()
+        await drained(engine)
+        expected = body[:300_000] + b"changed" + body[300_007:]
+        assert objects_in(engine.bucket) == {"b": expected}
+        assert await engine.read_file(inode.ino) == expected
+
+
+async def test_a_crash_while_a_further_name_is_written(tmp_path: Path) -> None:
+    """The copy arrives, nobody records it, and the name goes."""
+    settings = settings_for(tmp_path)
+    async with watched_engine(settings) as (engine, store):
+        inode = await engine.write_file("first", b"linked")
+        await drained(engine)
+        hold = store.hold("copy", "second")
+        await engine.names.link(inode.ino, ROOT_INO, b"second")
+        await reached(hold)
+    hold.go.set()
+    await trio.to_thread.run_sync(store.wait_until_idle)
+    assert objects_in(tmp_path / "bucket") == {"first": b"linked", "second": b"linked"}
+    async with watched_engine(settings, publishing=False) as (engine, store):
+        await engine.names.unlink(ROOT_INO, b"second")
+    async with watched_engine(settings) as (engine, store):
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"first": b"linked"}
+
+
+async def test_two_claims_left_by_a_crash_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Both uploads were under way, neither was acknowledged, and then the files changed places."""
+    settings = settings_for(tmp_path)
+    async with watched_engine(settings) as (engine, store):
+        holds = [store.hold("put", key) for key in ("a", "b")]
+        await engine.write_file("a", b"AAAA")
+        await engine.write_file("b", b"BBBB")
+        for hold in holds:
+            await reached(hold)
+    for hold in holds:
+        hold.go.set()
+    await trio.to_thread.run_sync(store.wait_until_idle)
+    async with watched_engine(settings, publishing=False) as (engine, store):
+        with engine.parts.db.read() as txn:
+            assert publish.owner_of_key(txn, "a") is not None
+        await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 2)
+    async with watched_engine(settings) as (engine, store):
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"BBBB", "b": b"AAAA"}
+
+
+async def test_an_empty_file_does_not_overwrite_what_another_node_wrote(tmp_path: Path) -> None:
+    async with watched_engine(settings_for(tmp_path, upload_delay_s=60.0)) as (engine, _):
+        await engine.write_file("a", b"")
+        (engine.bucket / "a").write_bytes(b"theirs")
+        await drained(engine)
+        objects = objects_in(engine.bucket)
+        assert objects.pop("a") == b"theirs"
+        ((name, body),) = objects.items()
+        assert name.startswith("a.conflict-")
+        assert body == b""
+
+
+async def test_a_moved_object_does_not_overwrite_what_another_node_wrote(tmp_path: Path) -> None:
+    async with watched_engine(settings_for(tmp_path)) as (engine, _):
+        await engine.write_file("a", b"ours")
+        await drained(engine)
+        (engine.bucket / "b").write_bytes(b"theirs")
+        await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        await drained(engine)
+        objects = objects_in(engine.bucket)
+        assert objects.pop("b") == b"theirs"
+        ((name, body),) = objects.items()
+        assert name.startswith("b.conflict-")
+        assert body == b"ours"
