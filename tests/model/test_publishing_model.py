@@ -20,6 +20,7 @@ import trio
 from tests.support.engine import ROOT_CALLER, Engine, running_engine, settings_for
 from tests.support.watched_store import WatchedStore
 from tierfs.errors import StoreUnavailable
+from tierfs.fs.attributes import AttributeChange
 from tierfs.namespace import publish
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO
@@ -183,8 +184,9 @@ class Run:
         return self.chance.choice(places) if places else None
 
     async def step(self) -> None:
-        kinds = ["write", "patch", "unlink", "rename", "exchange", "link", "mkdir", "rmdir", "sleep"]
-        kind = self.chance.choices(kinds, [10, 6, 6, 10, 4, 6, 4, 1, 4])[0]
+        kinds = {"write": 10, "patch": 6, "truncate": 6, "chmod": 2, "unlink": 6, "rename": 10, "exchange": 4}
+        kinds |= {"link": 6, "mkdir": 4, "rmdir": 1, "sleep": 4}
+        (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
         await getattr(self, f"_{kind}")()
 
     def _tell(self, what: str, *places: tuple[Folder, str]) -> None:
@@ -229,6 +231,27 @@ class Run:
         found.data.extend(b"\0" * (offset + len(data) - len(found.data)))
         found.data[offset : offset + len(data)] = data
         await self._close(number)
+
+    async def _truncate(self) -> None:
+        place = self._taken()
+        found = place[0].entries[place[1]] if place else None
+        if place is None or not isinstance(found, File):
+            return
+        size = self.chance.choice([0, 1, 4095, BLOCK, BLOCK + 1000])
+        self._tell(f"truncate {size}", place)
+        await self._set(place, AttributeChange(size_bytes=size))
+        found.data.extend(b"\0" * (size - len(found.data)))
+        del found.data[size:]
+
+    async def _chmod(self) -> None:
+        place = self._taken()
+        if place is not None:
+            self._tell("chmod", place)
+            await self._set(place, AttributeChange(mode=self.chance.choice([0o600, 0o644, 0o755])))
+
+    async def _set(self, place: tuple[Folder, str], change: AttributeChange) -> None:
+        inode = await self.engine.names.lookup(await self._ino(place[0]), place[1].encode())
+        await self.engine.attributes.set(inode.ino, change, ROOT_CALLER)
 
     async def _unlink(self) -> None:
         place = self._taken()

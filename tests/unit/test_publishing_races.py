@@ -13,6 +13,7 @@ from tests.support.engine import ROOT_CALLER, Engine, running_engine, settings_f
 from tests.support.watched_store import Hold, WatchedStore
 from tests.unit.test_publishing import drained, objects_in
 from tierfs.config import Settings
+from tierfs.fs.attributes import AttributeChange
 from tierfs.namespace import publish
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO
@@ -162,6 +163,29 @@ async def test_a_write_begins_while_the_object_is_being_moved(tmp_path: Path) ->
         expected = body[:300_000] + b"changed" + body[300_007:]
         assert objects_in(engine.bucket) == {"b": expected}
         assert await engine.read_file(inode.ino) == expected
+
+
+async def test_a_truncation_is_under_way_when_the_upload_ends(tmp_path: Path) -> None:
+    """truncate(2) has no handle that would say that somebody is writing."""
+    async with watched_engine(settings_for(tmp_path)) as (engine, store):
+        hold = store.hold("put", "a")
+        inode = await engine.write_file("a", b"0123456789")
+        await reached(hold)
+        content = engine.parts.contents.peek(inode.ino)
+        assert content is not None
+        assert content.staging is not None
+        lock = content.staging._lock
+        await lock.acquire()  # what a truncation waits for
+        async with trio.open_nursery() as nursery:
+            change = AttributeChange(size_bytes=4)
+            nursery.start_soon(engine.attributes.set, inode.ino, change, ROOT_CALLER)
+            await trio.sleep(0.05)
+            hold.go.set()
+            await trio.sleep(0.2)
+            lock.release()
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"0123"}
+        assert await engine.read_file(inode.ino) == b"0123"
 
 
 async def test_a_crash_while_a_further_name_is_written(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ two states only under its ``lock``:
 * *clean*: ``ref`` names an object version; reads go to the cache.
 * *local*: ``staging`` holds bytes that the store does not have; reads and writes go there.
 
-``writers`` counts handles open for writing. The publisher turns a local content clean only while there
-are none; it announces that by ``sealing``, so that a writer who comes in between waits for the lock
-instead of writing into a file that is about to become immutable.
+``writers`` counts handles open for writing and truncations under way. The publisher turns a local content
+clean only while there are none; it announces that by ``sealing``, so that a writer who comes in between waits
+for the lock instead of writing into a file that is about to become immutable.
 """
 
 from __future__ import annotations
@@ -231,13 +231,18 @@ class ContentTable:
         _check_size(size_bytes)
         if size_bytes == content.size_bytes:
             return
-        if content.staging is None or content.sealing:
-            await self._begin_write(content, keep=size_bytes > 0)
-        staging = content.staging
-        assert staging is not None
-        if staging.size_bytes != size_bytes:
-            await staging.truncate(size_bytes)
-        self.touch(content, size_bytes)
+        # truncate(2) has no handle, and what it waits for must not become a clean copy meanwhile.
+        content.writers += 1
+        try:
+            if content.staging is None or content.sealing:
+                await self._begin_write(content, keep=size_bytes > 0)
+            staging = content.staging
+            assert staging is not None
+            if staging.size_bytes != size_bytes:
+                await staging.truncate(size_bytes)
+            self.touch(content, size_bytes)
+        finally:
+            content.writers -= 1
 
     def touch(self, content: FileContent, size_bytes: int) -> None:
         """The bytes have changed just now."""
@@ -279,6 +284,11 @@ class ContentTable:
         )
         if not content.unlinked:
             publish.mark_dirty(txn, content.ino, "content", now_ns)
+
+    async def keep_local(self, content: FileContent, staging: Staging) -> None:
+        """Under the lock: ``staging`` was to become a clean copy, and has been changed in between."""
+        content.local, content.staging, content.ref = True, staging, None
+        await self._db.commit(lambda txn: self._record_local(txn, content, content.content_id))
 
     async def make_independent(self, content: FileContent) -> None:
         """Bring all bytes of a local content here, durably: it needs no object of the store any more.

@@ -188,7 +188,7 @@ class ObjectWriter:
                 if staging is not None:
                     try:
                         if not await staging.seal(ref, on_clean=turn_clean):
-                            raise TierFailed(f"it is not what has been uploaded to {info.key}")
+                            await self._contents.keep_local(content, staging)
                     except (TierfsError, OSError) as error:
                         # The bytes are in the store: losing the local copy costs a fetch, nothing else.
                         log.warning("local copy not kept after upload", key=info.key, reason=str(error))
