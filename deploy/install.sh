@@ -8,6 +8,7 @@
 #   TIERFS_INSTALL_EXTRAS=test    also what the tests need
 #   TIERFS_INSTALL_EDITABLE=no    copy the package instead of pointing at this directory
 #   TIERFS_INSTALL_LINKS=no       as root: no links in /usr/local/bin and /sbin
+#   TIERFS_NATIVE=0               without native code; 1: fail if it cannot be built
 #   PYTHON=/path/to/python3       the interpreter, 3.11 or newer
 set -eu
 cd "$(dirname "$0")/.."
@@ -29,7 +30,10 @@ find_python() {
     done
 }
 
-# What pip needs to build pyfuse3 (there are no wheels of it), and what mounts need to run.
+has_lmdb() { echo '#include <lmdb.h>' | gcc -E -x c - >/dev/null 2>&1; }
+
+# What pip needs to build pyfuse3 (there are no wheels of it) and the native parts, and what mounts need to run.
+# pip brings cmake and ninja by itself.
 missing_packages() {
     python=$(find_python)
     system=no
@@ -46,13 +50,22 @@ open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null || ec
     else
         echo pkg-config libfuse3-dev
     fi
+    [ "${TIERFS_NATIVE:-}" = 0 ] || has_lmdb || echo liblmdb-dev
     command -v fusermount3 >/dev/null 2>&1 || echo fuse3
     [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
+}
+
+can_install() {
+    command -v apt-get >/dev/null 2>&1 && { [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null 2>&1; }
 }
 
 install_packages() {
     # shellcheck disable=SC2046 # one word per package
     set -- $(missing_packages)
+    if [ "$*" = liblmdb-dev ] && [ "${TIERFS_NATIVE:-}" != 1 ] && ! can_install; then
+        say "without the native front: liblmdb-dev is missing, and there is neither root nor sudo to install it"
+        return 0
+    fi
     [ $# -gt 0 ] || return 0
     command -v apt-get >/dev/null 2>&1 || fail "these packages are missing, install them first: $*"
     if [ "$(id -u)" -eq 0 ]; then
@@ -73,12 +86,17 @@ apt() {
         { echo "$output" >&2; fail "apt-get $1 failed"; }
 }
 
-# The stamp tells what .venv holds; a change of dependencies, of the interpreter or of the extras renews it.
+# The stamp tells what .venv holds; a change of dependencies, of the interpreter, of the extras, of the C sources
+# or of what is there to build them renews it.
 wanted_stamp() {
     "$1" --version
     cksum <pyproject.toml
     echo "editable=$editable root=$root"
-    [ "$editable" = yes ] || find tierfs -name '*.py' -exec cksum {} + | sort
+    if [ "${TIERFS_NATIVE:-}" != 0 ]; then
+        echo "native lmdb=$(has_lmdb && echo yes)"
+        find tierfs_native/CMakeLists.txt tierfs_native/src -type f -exec cksum {} + | sort
+    fi
+    [ "$editable" = yes ] || find tierfs tierfs_native -name '*.py' -exec cksum {} + | sort
 }
 
 # Extras that were installed before stay wanted, so that demo and tests do not undo each other's work.
@@ -100,11 +118,17 @@ make_venv() {
     fi
 }
 
+# Why the native front is not there; nothing if it is. Asked from elsewhere, so that what is installed is meant.
+native_missing() {
+    (cd / && "$root/.venv/bin/python" -c 'import tierfs_native; print(tierfs_native.why_missing() or "")')
+}
+
 install_tierfs() {
     extras=$(merged_extras)
     stamp=$(wanted_stamp .venv/bin/python)
     if [ -x .venv/bin/tierfs ] && [ "$stamp" = "$(cat .venv/tierfs-stamp 2>/dev/null)" ] &&
-        [ "$extras" = "$(cat .venv/tierfs-extras 2>/dev/null)" ]; then
+        [ "$extras" = "$(cat .venv/tierfs-extras 2>/dev/null)" ] &&
+        { [ "${TIERFS_NATIVE:-}" != 1 ] || [ -z "$(native_missing)" ]; }; then
         return 0
     fi
     what=.
@@ -118,6 +142,8 @@ install_tierfs() {
         .venv/bin/python -m pip install "$@" "$what" >&2
     fi
     .venv/bin/tierfs version >/dev/null || fail ".venv/bin/tierfs does not start"
+    missing=$(native_missing)
+    [ -z "$missing" ] || say "without the native front: $missing"
     echo "$extras" >.venv/tierfs-extras
     echo "$stamp" >.venv/tierfs-stamp
 }

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Install what is missing and run every check and every test.
 #
-#   sh tests/run.sh                 lint, types, floors, all tests
-#   sh tests/run.sh -k rename       arguments go to pytest; lint, types and floors are left out
+#   sh tests/run.sh                 lint, format, types, floors, all tests
+#   sh tests/run.sh -k rename       arguments go to pytest; the checks before the tests are left out
 #
 # Needs Debian 12 or Ubuntu 24.04, Python 3.11 or newer, and root or sudo. The exit status is non-zero if any
 # check or test failed; the last line on standard output is pytest's.
@@ -26,7 +26,8 @@ if [ -n "$missing" ]; then
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing </dev/null
 fi
 
-TIERFS_INSTALL_EXTRAS=test sh deploy/install.sh
+# The native parts are tested always: what cannot be built fails here, and not as a skipped test later.
+TIERFS_INSTALL_EXTRAS=test TIERFS_NATIVE=1 sh deploy/install.sh
 
 python=.venv/bin/python
 failed=
@@ -34,13 +35,15 @@ if [ $# -eq 0 ]; then
     $python -m ruff check . || failed="$failed ruff"
     $python -m mypy || failed="$failed mypy"
     .venv/bin/lint-imports || failed="$failed lint-imports"
+    find tierfs_native -name '*.[ch]' -exec .venv/bin/clang-format --dry-run --Werror {} + ||
+        failed="$failed clang-format"
 fi
 
 # As root, since half of the tests mount, or act as several users. Nothing is written into the work tree.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 status=0
-$as_root env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY="$scratch/hypothesis" \
+$as_root env PYTHONDONTWRITEBYTECODE=1 TIERFS_NEED_NATIVE=1 HYPOTHESIS_STORAGE_DIRECTORY="$scratch/hypothesis" \
     PATH="$PATH:/usr/sbin:/sbin" $python -m pytest -p no:cacheprovider "$@" </dev/null || status=$?
 
 if [ -n "$failed" ]; then
