@@ -616,7 +616,7 @@ struct fuse_uring_ent_in_out {
 
 struct fuse_uring_req_header {
     char in_out[FUSE_URING_IN_OUT_HEADER_SZ]; /* fuse_in_header, then fuse_out_header */
-    char op_in[FUSE_URING_OP_IN_OUT_SZ];      /* the fixed part of the request */
+    char op_in[FUSE_URING_OP_IN_OUT_SZ]; /* the fixed part of the request */
     struct fuse_uring_ent_in_out ring_ent_in_out;
 };
 

@@ -3,7 +3,8 @@
  *
  * One view per process, shared by its threads; one reader per thread (not tied to it: whoever uses a reader has it
  * alone). LMDB must not be opened twice in one process: the second open damages the reader table of the first. So
- * a process that has this view must not open the namespace by other means, nor may two views be open in it.
+ * a process that has this view must not open the namespace by other means, nor may two views be open in it; and a
+ * child made by fork() must not use its parent's (the table has a process id in each slot).
  *
  * Between begin and end a reader sees one snapshot: the newest commit at the time of begin. A snapshot keeps every
  * page that is freed afterwards from being used again, so it is held for microseconds only.
@@ -51,7 +52,8 @@ int tierfs_find_entry(struct tierfs_reader *reader, uint64_t parent, const char 
 int tierfs_find_parent(struct tierfs_reader *reader, uint64_t ino, uint64_t *parent);
 
 /* -ENOENT: it has no target, so it is no symbolic link. -ERANGE: longer than capacity. No NUL is added. */
-int tierfs_find_symlink(struct tierfs_reader *reader, uint64_t ino, char *target, size_t capacity, size_t *length);
+int tierfs_find_symlink(struct tierfs_reader *reader, uint64_t ino, char *target, size_t capacity,
+                        size_t *length);
 
 /*
  * Calls fn for every entry of parent whose cookie is above after_seq, in the order of cookies, until it returns
