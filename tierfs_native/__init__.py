@@ -17,7 +17,7 @@ __all__ = ["batch", "front_path", "why_missing"]
 
 FRONT = "tierfs-front"
 REASONS = "_why_missing.txt"
-NEVER_BUILT = "it has not been built here (pip install . builds it)"
+NEVER_BUILT = "nothing has been built here (pip install . does it)"
 
 
 def front_path() -> Path | None:

@@ -272,7 +272,10 @@ def test_pin_unpin_evict(
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["version", "--json"]) == 0
-    assert "tierfs" in json.loads(capsys.readouterr().out)
+    shown = json.loads(capsys.readouterr().out)
+    assert "tierfs" in shown
+    assert shown["front"].startswith(("native", "python (native is not built: "))
+    assert shown["batch"].startswith(("built", "not built: "))
     assert run(["--version"]) == 0
     assert run(["no-such-command"]) == exit_codes.USAGE
     capsys.readouterr()
@@ -323,7 +326,7 @@ def test_doctor_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     checks = {check["name"]: check for check in shown["checks"]}
     assert checks["bucket"]["level"] == "ok"
     assert checks["disk speed"]["found"]
-    assert {"FUSE device", "kernel", "passthrough", "io_uring", "permissions", "free space"} <= set(checks)
+    assert {"FUSE device", "kernel", "native front", "passthrough", "io_uring", "permissions", "free space"} <= set(checks)
     assert run(["doctor", str(tmp_path / "absent"), *state]) == exit_codes.FAILED
     told = capsys.readouterr()
     assert "blocks  bucket" in told.out

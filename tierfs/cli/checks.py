@@ -42,7 +42,16 @@ class Result:
 
 def run(given: dict[str, object], config_file: str | None) -> Iterator[Result]:
     """All checks, one after the other; those of the store only if a source is known."""
-    for check in (fuse_device, fuse_helper, kernel, passthrough, io_uring, privileges, user_allow_other):
+    for check in (
+        fuse_device,
+        fuse_helper,
+        kernel,
+        native_front,
+        passthrough,
+        io_uring,
+        privileges,
+        user_allow_other,
+    ):
         yield _guarded(check.__name__.replace("_", " "), check)
     try:
         settings = _settings(given, config_file)
@@ -136,15 +145,55 @@ def kernel() -> Result:
     return Result("kernel", "ok", release)
 
 
+def _is_admin() -> bool:
+    """Whether this process has CAP_SYS_ADMIN (bit 21 of the capability sets, capabilities(7))."""
+    status = Path("/proc/self/status").read_text()
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1]
+    return bool(int(effective, 16) >> 21 & 1)
+
+
+def native_front() -> Result:
+    import subprocess
+
+    import tierfs_native
+
+    name = "native front"
+    path = tierfs_native.front_path()
+    if path is None:
+        return Result(
+            name,
+            "note",
+            f"not built: {tierfs_native.why_missing()}",
+            "every request goes through Python; provide what is missing, then install tierfs again",
+        )
+    # The dynamic loader exits with 127 if a library is gone; the rest is the program's own answer.
+    tried = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    if tried.returncode == 127:
+        return Result(
+            name,
+            "warns",
+            f"{path} does not start: {tried.stderr.strip()}",
+            "apt-get install liblmdb0, or install tierfs again",
+        )
+    return Result(name, "ok", str(path))
+
+
 def passthrough() -> Result:
+    import tierfs_native
+
     name, needed = "passthrough", ".".join(map(str, PASSTHROUGH_SINCE))
     if _kernel_version() < PASSTHROUGH_SINCE:
         return Result(
-            name, "note", f"needs Linux {needed}", "reads go through the daemon; a newer kernel is faster"
+            name,
+            "note",
+            f"needs Linux {needed}",
+            "reads of local files are copied by a process; a newer kernel is faster",
         )
-    if os.geteuid() != 0:
-        return Result(name, "note", "offered by the kernel, to root only", "mount as root to use it")
-    return Result(name, "ok", "offered by the kernel; the python front does not use it")
+    if not _is_admin():
+        return Result(name, "note", "offered by the kernel to CAP_SYS_ADMIN only", "mount as root to use it")
+    if tierfs_native.front_path() is None:
+        return Result(name, "note", "offered by the kernel; only the native front uses it")
+    return Result(name, "ok", "offered by the kernel")
 
 
 def io_uring() -> Result:
@@ -153,27 +202,19 @@ def io_uring() -> Result:
         return Result(name, "note", f"FUSE over io_uring needs Linux {'.'.join(map(str, IO_URING_SINCE))}")
     parameter = Path("/sys/module/fuse/parameters/enable_uring")
     try:
-        enabled = parameter.read_text().strip() in {"Y", "1"}
+        value = parameter.read_text().strip()
     except OSError:
         return Result(name, "note", "FUSE over io_uring is not built into this kernel")
-    if not enabled:
-        return Result(
-            name,
-            "note",
-            "FUSE over io_uring is off; the python front does not use it",
-            f"echo Y > {parameter}",
-        )
-    return Result(name, "ok", "FUSE over io_uring is on; the python front does not use it")
+    if value not in {"Y", "1"}:
+        return Result(name, "note", f"FUSE over io_uring is off (enable_uring is {value}); nothing needs it")
+    return Result(name, "ok", f"FUSE over io_uring is on (enable_uring is {value})")
 
 
 def privileges() -> Result:
-    """CAP_SYS_ADMIN (bit 21 of the capability sets, capabilities(7)) is what mounting as root takes."""
     name = "permissions"
     if os.geteuid() != 0:
         return Result(name, "ok", f"user {os.geteuid()}; mounts through fusermount3, for itself only")
-    status = Path("/proc/self/status").read_text()
-    effective = next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1]
-    if not int(effective, 16) >> 21 & 1:
+    if not _is_admin():
         return Result(
             name,
             "blocks",
