@@ -303,6 +303,89 @@ def test_batch_delete_falls_back_to_single_ones(server: FakeS3, fresh_store: S3S
     assert server.count("delete") == 5
 
 
+def test_the_probe_of_conditional_deletes_is_sent_once(server: FakeS3, fresh_store: S3Store) -> None:
+    etags = {f"d/{n}": server.bucket.put(f"d/{n}", b"%d" % n).etag for n in range(4)}
+    assert fresh_store.delete_many(["d/0"]) == []
+    assert server.count("delete_many") == 1  # without an ETag nothing has to be known
+    assert fresh_store.delete_many(["d/1", "d/2"], etags) == []
+    fresh_store.delete("d/3", if_match=etags["d/3"])
+    assert server.count("delete_many") == 3
+    assert fresh_store.capabilities.conditional_delete
+    assert server.bucket.keys() == ["big", "k"]
+
+
+def test_a_server_that_ignores_conditions_of_deletions(server: FakeS3, fresh_store: S3Store) -> None:
+    """Batches take what is there, as they would with the ETags; single deletions are checked by hand."""
+    server.obeys_conditions = False
+    server.bucket.put("d/a", b"theirs")
+    assert fresh_store.delete_many(["d/a"], {"d/a": "0" * 32}) == []
+    assert not fresh_store.capabilities.conditional_delete
+    assert "d/a" not in server.bucket
+    server.bucket.put("d/a", b"theirs")
+    with pytest.raises(PreconditionFailed):
+        fresh_store.delete("d/a", if_match="0" * 32)
+    fresh_store.delete("d/a", if_match=server.bucket.find("d/a").etag)
+    assert server.bucket.keys() == ["big", "k"]
+
+
+def test_a_server_that_refuses_etags_in_a_batch(server: FakeS3, fresh_store: S3Store) -> None:
+    server.fault("not_implemented", operation="delete_many", count=1)
+    server.bucket.put("d/a", b"theirs")
+    assert fresh_store.delete_many(["d/a", "d/b"], {"d/a": "0" * 32}) == []
+    assert not fresh_store.capabilities.conditional_delete
+    assert server.count("delete_many") == 2
+    assert server.count("delete") == 0
+
+
+def test_conditional_deletes_without_batches(server: FakeS3, fresh_store: S3Store) -> None:
+    server.fault("not_implemented", operation="delete_many")
+    server.bucket.put("d/a", b"theirs")
+    ours = server.bucket.put("d/b", b"ours")
+    failures = fresh_store.delete_many(["d/a", "d/b", "d/c"], {"d/a": ours.etag, "d/b": ours.etag, "d/c": "0"})
+    assert [(failure.key, failure.replaced) for failure in failures] == [("d/a", True)]
+    assert server.bucket.keys() == ["big", "d/a", "k"]
+
+
+def test_an_accident_at_the_probe_says_nothing(server: FakeS3, fresh_store: S3Store) -> None:
+    server.bucket.put("d/a", b"theirs")
+    server.fault("internal_error", operation="delete_many", count=1)
+    with pytest.raises(StoreUnavailable):
+        fresh_store.delete_many(["d/a"], {"d/a": "0" * 32})
+    (failure,) = fresh_store.delete_many(["d/a"], {"d/a": "0" * 32})
+    assert failure.replaced
+
+
+def test_a_server_that_misjudges_etags(server: FakeS3, fresh_store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says of every object that it is another version; a removed file would come back for ever."""
+    ours = server.bucket.put("d/a", b"ours")
+    theirs = server.bucket.put("d/b", b"theirs")
+    etags = {"d/a": ours.etag, "d/b": "0" * 32}
+    check = server.bucket.check
+    monkeypatch.setattr(server.bucket, "check", lambda key, *, if_match, if_none_match: check(
+        key, if_match=if_match and if_match + "~", if_none_match=if_none_match))
+    failures = fresh_store.delete_many(["d/a", "d/b"], etags)
+    assert [(failure.key, failure.replaced) for failure in failures] == [("d/b", True)]
+    assert server.bucket.keys() == ["big", "d/b", "k"]
+    assert not fresh_store.capabilities.conditional_delete
+    fresh_store.delete("d/b", if_match=theirs.etag)
+    assert server.bucket.keys() == ["big", "k"]
+
+
+def test_a_deletion_repeated_after_a_lost_answer_spares_what_came_since(server: FakeS3, store: S3Store) -> None:
+    ours = server.bucket.put("d/a", b"ours")
+    store.delete_many(["d/warm"], {"d/warm": "0"})  # the probe
+
+    def put_theirs(_: float) -> None:
+        assert "d/a" not in server.bucket
+        server.bucket.put("d/a", b"theirs")
+
+    wrapped = RetryingStore(store, timeout_s=20, sleep=put_theirs)
+    server.fault("lost_answer", operation="delete_many", count=1)
+    (failure,) = wrapped.delete_many(["d/a"], {"d/a": ours.etag})
+    assert failure.replaced
+    assert server.bucket.body("d/a") == b"theirs"
+
+
 def test_no_checksum_trailers_are_sent(server: FakeS3, store: S3Store) -> None:
     """CASES C17: servers that are not Amazon's refuse them."""
     store.put("n", b"1" * 1000)

@@ -282,6 +282,40 @@ def test_delete(store: ObjectStore, is_strict: bool) -> None:
         assert list_all(store, "") == ({}, set())
 
 
+def test_delete_of_one_version(store: ObjectStore) -> None:
+    old = store.put("f", b"ours")
+    new = store.put("f", b"theirs!")
+    with pytest.raises(PreconditionFailed):
+        store.delete("f", if_match=old.etag)
+    assert store.head("f").etag == new.etag
+    store.delete("f", if_match=new.etag)
+    with pytest.raises(ObjectNotFound):
+        store.head("f")
+    store.delete("f", if_match=new.etag)
+    store.delete("d/absent", if_match=old.etag)
+
+
+def test_delete_many_of_given_versions(store: ObjectStore) -> None:
+    keys = ["v/plain", "v/ours", "v/theirs", "v/\x01control", "v/\x01theirs"]
+    etags = {key: store.put(key, b"ours").etag for key in keys}
+    for key in keys:
+        if "theirs" in key:
+            store.put(key, b"somebody else's")
+    etags |= {"v/absent": etags["v/ours"], "v/not asked for": "0"}
+    del etags["v/plain"]
+    failures = store.delete_many([*keys, "v/absent"], etags)
+    assert {failure.key: failure.replaced for failure in failures} == {"v/theirs": True, "v/\x01theirs": True}
+    assert set(list_all(store, "v/")[0]) == {"v/theirs", "v/\x01theirs"}
+    assert store.delete_many(["v/theirs", "v/\x01theirs"]) == []
+    assert_empty(store)
+
+
+def test_delete_of_a_marker_version(store: ObjectStore) -> None:
+    marker = store.put("m/", b"")
+    assert store.delete_many(["m/"], {"m/": marker.etag}) == []
+    assert_empty(store)
+
+
 def test_directory_markers(store: ObjectStore, is_strict: bool) -> None:
     store.put("m/", b"", metadata={"mode": "16877"})
     assert set(list_all(store, "")[1]) == {"m/"}

@@ -51,7 +51,7 @@ def test_flush_of_one_path(mount_factory: MountFactory) -> None:
 @needs_mount
 @semantics(
     "S-WRITE-9",
-    "An object that somebody else put at the same path meanwhile is not overwritten: both versions are kept, ours under a name with `.conflict-`.",
+    "An object that somebody else put at the same path meanwhile is not overwritten, neither by an upload nor by a rename: both versions are kept, ours under a name with `.conflict-`.",
 )
 @pytest.mark.parametrize("known", [True, False], ids=["changed by others", "made by others"])
 def test_conflict(mount_factory: MountFactory, known: bool) -> None:

@@ -424,22 +424,32 @@ class _Handler(BaseHTTPRequestHandler):
                                              f"<ETag>&quot;{found.etag}&quot;</ETag>")
 
     def _delete(self) -> None:
-        self.fake.bucket.delete(self.key)
+        with self.fake.bucket.lock:
+            self._check_conditions()
+            self.fake.bucket.delete(self.key)
         self._answer(204, b"")
 
     def _delete_many(self) -> None:
         if self.fake.wants_content_md5 and "Content-MD5" not in self.headers:
             raise S3Failure(400, "MissingContentMD5")
         try:
-            keys = [element.text or "" for element in ElementTree.fromstring(self.body).iter()
-                    if element.tag.endswith("Key")]
+            wanted = [{child.tag.rpartition("}")[2]: child.text or "" for child in element}
+                      for element in ElementTree.fromstring(self.body).iter() if element.tag.endswith("Object")]
         except ElementTree.ParseError:
             raise S3Failure(400, "MalformedXML") from None
-        if len(keys) > 1000:
+        if len(wanted) > 1000:
             raise S3Failure(400, "MalformedXML")
-        for key in keys:
-            self.fake.bucket.delete(key)
-        self._answer_xml("DeleteResult", "")
+        errors = ""
+        for one in wanted:
+            with self.fake.bucket.lock:
+                try:
+                    if self.fake.obeys_conditions:
+                        self.fake.bucket.check(one["Key"], if_match=one.get("ETag"), if_none_match=None)
+                    self.fake.bucket.delete(one["Key"])
+                except S3Failure as failure:
+                    errors += (f"<Error><Key>{escape(one['Key'])}</Key><Code>{failure.code}</Code>"
+                               f"<Message>{failure.message}</Message></Error>")
+        self._answer_xml("DeleteResult", errors)
 
     def _start_multipart(self) -> None:
         upload_id = self.fake.bucket.start_upload(self.key, self._metadata(), self._kept())

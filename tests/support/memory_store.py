@@ -116,7 +116,11 @@ class MemoryStore:
     @property
     def capabilities(self) -> StoreCapabilities:
         return StoreCapabilities(
-            conditional_put=True, conditional_copy=True, part_copy=True, keeps_directory_markers=True
+            conditional_put=True,
+            conditional_copy=True,
+            conditional_delete=True,
+            part_copy=True,
+            keeps_directory_markers=True,
         )
 
     def check(self) -> None:
@@ -208,16 +212,27 @@ class MemoryStore:
                 target_key, body, dict((info.metadata or {}) if metadata is None else metadata)
             )
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
         self._note("delete", key)
-        self.remove(key)
+        with self._lock:
+            if key in self._objects:
+                self._check(key, Condition(if_match=if_match))
+            self.remove(key)
 
-    def delete_many(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+    def delete_many(
+        self, keys: Sequence[str], etags: Mapping[str, str] | None = None
+    ) -> Sequence[DeleteFailure]:
+        replaced: list[DeleteFailure] = []
         for start in range(0, len(keys), 1000):
             self._note("delete_many", keys[start])
-            for key in keys[start : start + 1000]:
-                self.remove(key)
-        return []
+            with self._lock:
+                for key in keys[start : start + 1000]:
+                    known = self._objects.get(key)
+                    if known is not None and etags and etags.get(key, known[0].etag) != known[0].etag:
+                        replaced.append(DeleteFailure(key, "another version", replaced=True))
+                    else:
+                        self.remove(key)
+        return replaced
 
     def start_multipart(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         self._note("start_multipart", key)

@@ -140,11 +140,14 @@ class PrefixedStore:
         return self._inside(self.inner.copy(self._outside(source), self._prefix + target_key,
                                             metadata=metadata, condition=condition))
 
-    def delete(self, key: str) -> None:
-        self.inner.delete(self._prefix + key)
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        self.inner.delete(self._prefix + key, if_match=if_match)
 
-    def delete_many(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        return self.inner.delete_many([self._prefix + key for key in keys])
+    def delete_many(self, keys: Sequence[str], etags: Mapping[str, str] | None = None
+                    ) -> Sequence[DeleteFailure]:
+        outside = {self._prefix + key: etag for key, etag in (etags or {}).items()}
+        failures = self.inner.delete_many([self._prefix + key for key in keys], outside)
+        return [replace(failure, key=failure.key.removeprefix(self._prefix)) for failure in failures]
 
     def start_multipart(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         return self.inner.start_multipart(self._prefix + key, metadata=metadata)

@@ -62,6 +62,26 @@ def test_files_of_other_tools_appear(store: LocalStore, root: Path) -> None:
     assert store.head("empty/").size_bytes == 0
 
 
+def test_links_are_deleted_by_the_version_that_they_show(store: LocalStore, root: Path) -> None:
+    (root / "file").write_bytes(b"shown")
+    (root / "link").symlink_to("file")
+    (root / "out").symlink_to("/etc/hostname")
+    etag = store.head("link").etag
+    (failure,) = store.delete_many(["link"], {"link": "0-0-0"})
+    assert failure.replaced
+    assert store.delete_many(["link", "out"], {"link": etag, "out": etag}) == []
+    assert sorted(path.name for path in root.iterdir()) == [".tierfs", "file", "out"]
+
+
+def test_a_directory_that_is_no_marker_has_no_version(store: LocalStore, root: Path) -> None:
+    marker = store.put("d/", b"")
+    store.put("d/f", b"1")
+    store.delete("d/")
+    store.delete("d/", if_match=marker.etag)
+    store.delete("d/", if_match="d-0")
+    assert keys(store) == {"d/f"}
+
+
 def test_names_that_are_not_utf8(store: LocalStore, root: Path) -> None:
     (root / os.fsdecode(b"latin-\xe9")).write_bytes(b"x")
     (key,) = keys(store)

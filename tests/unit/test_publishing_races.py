@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.support.engine import ROOT_CALLER, Engine, running_engine, settings_for
@@ -143,6 +144,82 @@ async def test_a_key_that_is_being_deleted_is_not_written(tmp_path: Path) -> Non
         hold.go.set()
         await drained(engine)
         assert objects_in(engine.bucket) == {"a": b"new"}
+
+
+def put_of_another_node(engine: Engine, name: str, data: bytes) -> None:
+    draft = engine.bucket / ".draft"
+    draft.write_bytes(data)
+    draft.rename(engine.bucket / name)
+
+
+async def listed_names(engine: Engine) -> list[bytes]:
+    await engine.parts.services.refresher.listed(ROOT_INO)
+    return [name for name, _, _ in engine.names.read_directory(ROOT_INO, 0)]
+
+
+@pytest.mark.semantics(
+    "S-MOVE-7",
+    "What others put at the path of a removed or renamed file before its object is deleted stays, and appears as a new file; a bucket whose server does not know conditional deletes cannot promise that.",
+)
+@pytest.mark.parametrize("renamed", [False, True], ids=["removed", "renamed"])
+async def test_another_node_writes_to_a_key_that_is_about_to_be_deleted(tmp_path: Path, renamed: bool) -> None:
+    async with watched_engine(settings_for(tmp_path, ttl_s=0.0, negative_ttl_s=0.0)) as (engine, store):
+        await engine.write_file("a", b"ours")
+        await engine.write_file("gone", b"nobody touches it")
+        await drained(engine)
+        hold = store.hold("delete", "a")
+        if renamed:
+            await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        else:
+            await engine.names.unlink(ROOT_INO, b"a")
+        await engine.names.unlink(ROOT_INO, b"gone")
+        await reached(hold)
+        put_of_another_node(engine, "a", b"theirs")
+        before = engine.parts.publisher._deletions.deleted_count
+        hold.go.set()
+        await drained(engine)
+        kept = {"b": b"ours"} if renamed else {}
+        assert objects_in(engine.bucket) == {"a": b"theirs", **kept}
+        assert engine.parts.publisher._deletions.pending() == 0
+        assert engine.parts.publisher._deletions.deleted_count - before <= 1
+        assert set(await listed_names(engine)) == {b"a", *(name.encode() for name in kept)}
+        inode = await engine.names.lookup(ROOT_INO, b"a")
+        assert await engine.read_file(inode.ino) == b"theirs"
+
+
+async def test_a_listing_is_under_way_when_a_deletion_spares_what_others_wrote(tmp_path: Path) -> None:
+    """It knows the other's object already, and must not take it for what was deleted."""
+    async with watched_engine(settings_for(tmp_path, ttl_s=0.0, negative_ttl_s=0.0)) as (engine, store):
+        await engine.write_file("a", b"ours")
+        await drained(engine)
+        hold = store.hold("delete", "a")
+        await engine.names.unlink(ROOT_INO, b"a")
+        await reached(hold)
+        put_of_another_node(engine, "a", b"theirs")
+        departures = engine.parts.db.tables.departures
+        with departures.listing() as began:
+            hold.go.set()
+            await drained(engine)
+            assert not departures.has_key("a", began)
+        assert await listed_names(engine) == [b"a"]
+
+
+async def test_a_new_file_meets_what_a_deletion_spared(tmp_path: Path) -> None:
+    async with watched_engine(settings_for(tmp_path)) as (engine, store):
+        await engine.write_file("a", b"ours")
+        await drained(engine)
+        hold = store.hold("delete", "a")
+        await engine.names.unlink(ROOT_INO, b"a")
+        await reached(hold)
+        put_of_another_node(engine, "a", b"theirs")
+        await engine.write_file("a", b"ours again")
+        hold.go.set()
+        await drained(engine)
+        objects = objects_in(engine.bucket)
+        assert objects.pop("a") == b"theirs"
+        ((name, body),) = objects.items()
+        assert name.startswith("a.conflict-")
+        assert body == b"ours again"
 
 
 async def test_a_write_begins_while_the_object_is_being_moved(tmp_path: Path) -> None:

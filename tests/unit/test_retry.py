@@ -20,7 +20,7 @@ from tierfs.errors import (
     TransientStoreError,
 )
 from tierfs.metrics import Metrics
-from tierfs.store.base import Condition, Part
+from tierfs.store.base import Condition, DeleteFailure, Part
 from tierfs.store.counting import FAILURES, RETRIES
 from tierfs.store.faulty import Faults, FaultyStore, Rule
 from tierfs.store.local import LocalStore
@@ -244,19 +244,39 @@ def test_copy_meets_its_own_success(store: RetryingStore, faults: Faults) -> Non
 
 def test_failures_of_a_batch_are_tried_again(store: RetryingStore, faulty: FaultyStore, tmp_path: Path) -> None:
     class Flaky(LocalStore):
-        def delete_many(self, keys):  # type: ignore[no-untyped-def]
-            return [*super().delete_many(keys[1:]), *_failed(keys[0])]
-
-    def _failed(key: str) -> list[object]:
-        from tierfs.store.base import DeleteFailure
-
-        return [DeleteFailure(key, "InternalError")]
+        def delete_many(self, keys, etags=None):  # type: ignore[no-untyped-def]
+            return [*super().delete_many(keys[1:], etags), DeleteFailure(keys[0], "InternalError")]
 
     faulty.inner = Flaky(tmp_path)
     for name in "abc":
         store.put(name, b"")
     assert store.delete_many(["a", "b", "c"]) == []
     assert sorted(os.listdir(tmp_path)) == [".tierfs", "k"]
+
+
+def test_a_replaced_key_is_not_tried_again(store: RetryingStore, faulty: FaultyStore) -> None:
+    old = store.put("a", b"ours")
+    store.put("a", b"theirs!")
+    before = store.counts.by_operation.get("delete", 0)
+    (failure,) = store.delete_many(["a", "k"], {"a": old.etag})
+    assert (failure.key, failure.replaced) == ("a", True)
+    assert store.counts.by_operation.get("delete", 0) == before
+    with pytest.raises(PreconditionFailed):
+        store.delete("a", if_match=old.etag)
+
+
+def test_a_failure_that_turns_out_to_be_a_replaced_key(store: RetryingStore, faulty: FaultyStore, tmp_path: Path
+                                                       ) -> None:
+    class Flaky(LocalStore):
+        def delete_many(self, keys, etags=None):  # type: ignore[no-untyped-def]
+            return [DeleteFailure(key, "InternalError") for key in keys]
+
+    faulty.inner = Flaky(tmp_path)
+    old = store.put("a", b"ours")
+    store.put("a", b"theirs!")
+    (failure,) = store.delete_many(["a"], {"a": old.etag})
+    assert failure.replaced
+    assert store.head("a").size_bytes == 7
 
 
 def test_metrics_and_state(store: RetryingStore, faults: Faults, metrics: Metrics) -> None:

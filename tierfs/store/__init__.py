@@ -9,6 +9,7 @@ never from the trio thread: every method blocks. Raises ``errors.StoreError`` an
 ``keys``       POSIX paths as object keys and back
 ``open``       SOURCE to store: ``open_store``
 ``s3``         an S3 bucket; the only adapter for boto3 and obstore
+``s3_deletes`` its deletions, in batches and of given versions
 ``local``      a directory
 ``retry``      repeats what is transient; what ``open_store`` returns
 ``faulty``     fails on purpose

@@ -42,6 +42,7 @@ class StoreCapabilities:
 
     conditional_put: bool
     conditional_copy: bool
+    conditional_delete: bool
     part_copy: bool
     keeps_directory_markers: bool
 
@@ -85,8 +86,11 @@ class UnfinishedUpload:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFailure:
+    """Why a key was not deleted. ``replaced``: it holds another version than the one that was to go."""
+
     key: str
     message: str
+    replaced: bool = False
 
 
 @dataclass(slots=True)
@@ -147,12 +151,20 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def delete(self, key: str) -> None:
-        """Deleting what is not there succeeds."""
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        """Deleting what is not there succeeds.
+
+        With ``if_match`` only that version is deleted; ``PreconditionFailed`` if another one is there.
+        """
         ...
 
-    def delete_many(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        """Delete any number of keys (sent in batches of 1000); returns those that failed."""
+    def delete_many(self, keys: Sequence[str], etags: Mapping[str, str] | None = None
+                    ) -> Sequence[DeleteFailure]:
+        """Delete any number of keys (sent in batches of 1000); returns those that were not deleted.
+
+        Of a key in ``etags`` only that version is deleted; if another one is there, the key is returned as
+        ``replaced``. Where ``capabilities.conditional_delete`` says no, batches take any version.
+        """
         ...
 
     def start_multipart(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:

@@ -233,11 +233,12 @@ class FaultyStore:
         return self._do("copy", target_key, lambda: self.inner.copy(
             source, target_key, metadata=metadata, condition=condition))
 
-    def delete(self, key: str) -> None:
-        self._do("delete", key, lambda: self.inner.delete(key))
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        self._do("delete", key, lambda: self.inner.delete(key, if_match=if_match))
 
-    def delete_many(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        return self._do("delete_many", keys[0] if keys else "", lambda: self.inner.delete_many(keys))
+    def delete_many(self, keys: Sequence[str], etags: Mapping[str, str] | None = None
+                    ) -> Sequence[DeleteFailure]:
+        return self._do("delete_many", keys[0] if keys else "", lambda: self.inner.delete_many(keys, etags))
 
     def start_multipart(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         return self._do("start_multipart", key, lambda: self.inner.start_multipart(key, metadata=metadata))

@@ -85,8 +85,8 @@ class LocalStore:
 
     @property
     def capabilities(self) -> StoreCapabilities:
-        return StoreCapabilities(conditional_put=True, conditional_copy=True, part_copy=True,
-                                 keeps_directory_markers=True)
+        return StoreCapabilities(conditional_put=True, conditional_copy=True, conditional_delete=True,
+                                 part_copy=True, keeps_directory_markers=True)
 
     def check(self) -> None:
         try:
@@ -177,22 +177,23 @@ class LocalStore:
             except OSError as error:
                 self._place.failure(error, target_key, "copy", writing=True)
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
         self._meter.note("delete")
-        parent = self._delete(key)
+        parent = self._delete(key, if_match)
         if parent is not None:
             self._sync_and_prune({parent})
 
-    def delete_many(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+    def delete_many(self, keys: Sequence[str], etags: Mapping[str, str] | None = None
+                    ) -> Sequence[DeleteFailure]:
         failures: list[DeleteFailure] = []
         for start in range(0, len(keys), 1000):
             self._meter.note("delete_many")
             parents: set[bytes] = set()
             for key in keys[start:start + 1000]:
                 try:
-                    parent = self._delete(key)
+                    parent = self._delete(key, etags.get(key) if etags else None)
                 except StoreError as error:
-                    failures.append(DeleteFailure(key, str(error)))
+                    failures.append(DeleteFailure(key, str(error), isinstance(error, PreconditionFailed)))
                 else:
                     if parent is not None:
                         parents.add(parent)
@@ -379,8 +380,11 @@ class LocalStore:
 
     # Deleting
 
-    def _delete(self, key: str) -> bytes | None:
-        """Remove it; returns the (relative) directory that lost an entry, still to be synced and pruned."""
+    def _delete(self, key: str, if_match: str | None) -> bytes | None:
+        """Remove it; returns the (relative) directory that lost an entry, still to be synced and pruned.
+
+        With ``if_match`` raises ``PreconditionFailed`` if the object there is another version.
+        """
         path = self._place.path(key)
         if path is None:
             return None
@@ -400,6 +404,8 @@ class LocalStore:
                 if stat.S_ISDIR(status.st_mode) != key.endswith("/"):
                     return None
                 etag = etag_of(status)
+                if if_match is not None and not self._is_version(key, path, status, if_match):
+                    return None
                 if not key.endswith("/"):
                     os.unlink(name, dir_fd=parent)
                     self._meta.drop(None, key, etag)
@@ -414,6 +420,16 @@ class LocalStore:
             self._place.failure(error, key, "delete", writing=True)
         finally:
             os.close(parent)
+
+    def _is_version(self, key: str, path: bytes, status: os.stat_result, if_match: str) -> bool:
+        """Raises ``PreconditionFailed`` if another object is there; False: what is there is no object."""
+        full = self._place.full(path)
+        shown = self._place.stat_link(path) if stat.S_ISLNK(status.st_mode) else status
+        if shown is None or (key.endswith("/") and self._meta.load(full, key, etag_of(status)).implicit):
+            return False
+        if etag_of(shown) != if_match:
+            raise PreconditionFailed(f"{key}: is version {etag_of(shown)}, not {if_match}")
+        return True
 
     @staticmethod
     def _remove_empty(parent: int, name: bytes) -> bool:

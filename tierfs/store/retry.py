@@ -139,17 +139,21 @@ class RetryingStore:
         return self._retry("get", lambda: self.inner.get_range(
             key, offset_bytes, length_bytes, if_match=if_match, version_id=version_id))
 
-    def delete(self, key: str) -> None:
-        self._retry("delete", lambda: self.inner.delete(key))
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        self._retry("delete", lambda: self.inner.delete(key, if_match=if_match))
 
-    def delete_many(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+    def delete_many(self, keys: Sequence[str], etags: Mapping[str, str] | None = None
+                    ) -> Sequence[DeleteFailure]:
         """Keys that failed in the batch are tried once more, each by itself."""
         still: list[DeleteFailure] = []
-        for failure in self._retry("delete_many", lambda: self.inner.delete_many(keys)):
+        for failure in self._retry("delete_many", lambda: self.inner.delete_many(keys, etags)):
+            if failure.replaced:
+                still.append(failure)
+                continue
             try:
-                self.delete(failure.key)
+                self.delete(failure.key, if_match=etags.get(failure.key) if etags else None)
             except StoreError as error:
-                still.append(DeleteFailure(failure.key, str(error)))
+                still.append(DeleteFailure(failure.key, str(error), isinstance(error, PreconditionFailed)))
         return still
 
     def start_multipart(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:

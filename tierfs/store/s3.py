@@ -3,7 +3,8 @@
 Works with Amazon S3 and with servers that imitate it, which differ in more than they document: see
 ``s3_answers`` (ranges answered with whole objects, two ways to encode keys), ``s3_client`` (checksums) and
 ``s3_errors`` (codes). Whether a server obeys conditions is tried out at the first conditional write, with a
-request that a server which obeys them refuses: If-Match on a key that does not exist.
+request that a server which obeys them refuses: If-Match on a key that does not exist. Deletions are in
+``s3_deletes``.
 
 Every method sends its requests once; ``retry`` repeats them.
 """
@@ -11,7 +12,6 @@ Every method sends its requests once; ``retry`` repeats them.
 from __future__ import annotations
 
 import mimetypes
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -46,6 +46,7 @@ from tierfs.store.base import (
 )
 from tierfs.store.counting import RequestMeter
 from tierfs.store.s3_client import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Clients, Connection
+from tierfs.store.s3_deletes import Deleter
 from tierfs.store.s3_errors import from_exception
 from tierfs.store.s3_fast import FastPathUnusable
 from tierfs.types import ObjectInfo
@@ -61,10 +62,8 @@ _CHECK_HINTS: tuple[tuple[type[StoreError], str], ...] = (
 
 _FAST_REFUSALS = 3  # in a row, before the fast path is given up: one may be a proxy's mistake
 _COPY_PART_BYTES = 512 * 1024 * 1024
-_NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\r\n\t]")
 _KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType",
                  "StorageClass")
-_NO_BATCH_DELETE = ("MissingContentMD5", "MissingContentLength", "MalformedXML")
 
 
 class S3Store:
@@ -88,8 +87,9 @@ class S3Store:
         self._decoder = answers.KeyDecoder()
         self._conditional_put: bool | None = None
         self._conditional_copy: bool | None = None
-        self._batch_delete = True
         self._keeps_markers: bool | None = None
+        self._deleter = Deleter(bucket, prefix=prefix, client=lambda: self._client, request=self._request,
+                                etag_of=lambda key: self.head(key).etag)
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
@@ -104,6 +104,7 @@ class S3Store:
         return StoreCapabilities(
             conditional_put=self._conditional_put is not False,
             conditional_copy=self._conditional_copy is not False,
+            conditional_delete=self._deleter.obeys is not False,
             part_copy=True,
             keeps_directory_markers=self._keeps_markers is not False,
         )
@@ -204,30 +205,12 @@ class S3Store:
             target_key, source.size_bytes, kept, self._patient.copy_object(
                 Bucket=self._bucket, Key=target_key, CopySource=self._source(source), **arguments)))
 
-    def delete(self, key: str) -> None:
-        self._request("delete", key, lambda: self._client.delete_object(Bucket=self._bucket, Key=key))
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        self._deleter.delete(key, if_match)
 
-    def delete_many(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        failures: list[DeleteFailure] = []
-        batched = [key for key in keys if not _NOT_IN_XML.search(key)]
-        single = [key for key in keys if _NOT_IN_XML.search(key)]
-        while batched and self._batch_delete:
-            batch, batched = batched[:1000], batched[1000:]
-            try:
-                failures += self._delete_batch(batch)
-            except (StoreUnsupported, StoreConfigError) as error:
-                if not isinstance(error, StoreUnsupported) and not any(
-                        code in str(error) for code in _NO_BATCH_DELETE):
-                    raise
-                _log.warning("store cannot delete in batches", store=self.url, error=str(error))
-                self._batch_delete = False
-                batched = batch + batched
-        for key in single + batched:
-            try:
-                self.delete(key)
-            except StoreError as error:
-                failures.append(DeleteFailure(key, str(error)))
-        return failures
+    def delete_many(self, keys: Sequence[str], etags: Mapping[str, str] | None = None
+                    ) -> Sequence[DeleteFailure]:
+        return self._deleter.delete_many(keys, etags or {})
 
     # Multipart
 
@@ -342,12 +325,6 @@ class S3Store:
         """Headers that a copy with new metadata would otherwise lose."""
         return self._head(key, lambda answer: {
             name: str(answer[name]) for name in _KEPT_HEADERS if answer.get(name)})
-
-    def _delete_batch(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        answer = self._request("delete_many", keys[0], lambda: self._client.delete_objects(
-            Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}))
-        return [DeleteFailure(str(failed.get("Key", "")), f"{failed.get('Code')}: {failed.get('Message')}")
-                for failed in answer.get("Errors") or () if failed.get("Code") != "NoSuchKey"]
 
     def _start_multipart(
         self, key: str, metadata: Mapping[str, str] | None, headers: Mapping[str, str]

@@ -5,11 +5,14 @@ publisher will overwrite it, or it already holds the new object; and only while 
 (the upload of a file that has been unlinked meanwhile): what that leaves behind goes later. The rows of a
 renamed directory (a whole prefix) go when nothing below it is owned any more; what others put there
 meanwhile stays.
+
+A row that knows the ETag of its object takes that version only. If another node has put something else there
+meanwhile, that one stays, and the next listing shows it as any new file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import structlog
@@ -118,19 +121,27 @@ class Deletions:
 
     async def _delete(self, rows: Sequence[schema.DoomedRow]) -> None:
         keys = [row.key for row in rows]
-        failures = await trio.to_thread.run_sync(self._store.delete_many, keys, abandon_on_cancel=True)
+        etags = {row.key: row.etag for row in rows if row.etag}  # empty: any version of ours may be there
+        answer = await trio.to_thread.run_sync(
+            self._store.delete_many, keys, etags, abandon_on_cancel=True
+        )
+        replaced = {failure.key for failure in answer if failure.replaced}
+        failures = [failure for failure in answer if not failure.replaced]
         failed = {failure.key for failure in failures}
-        await self._forget([row for row in rows if row.key not in failed])
-        self.deleted_count += len(keys) - len(failed)
+        for key in sorted(replaced):
+            log.info("removed here, but others have replaced it: their object stays", key=key)
+        await self._forget([row for row in rows if row.key not in failed], replaced)
+        self.deleted_count += len(keys) - len(failed) - len(replaced)
         if failures:
             raise StoreError(f"{failures[0].key}: not deleted: {failures[0].message}")
 
-    async def _forget(self, rows: Sequence[schema.DoomedRow]) -> None:
-        """The objects are gone: drop the rows that are done with."""
+    async def _forget(self, rows: Sequence[schema.DoomedRow], replaced: Collection[str] = ()) -> None:
+        """The objects are gone, or others' by now (``replaced``): drop the rows that are done with."""
 
         def forget(txn: WriteTransaction) -> None:
             for row in rows:
-                publish.note_deleted(txn, row)
+                if row.prefix or row.key not in replaced:
+                    publish.note_deleted(txn, row)
                 if not _is_owned(txn, row):
                     publish.forget_doomed(txn, row)
 
