@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.engine import running_engine, settings_for
 from tierfs import exporter
 from tierfs.errors import ConfigError
 from tierfs.metrics import Metrics
+from tierfs.mount import gauges
+from tierfs.store.faulty import Faults, FaultyStore, Rule
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture
@@ -108,3 +115,22 @@ async def test_an_endless_request_is_cut_off(address: str) -> None:
 async def test_an_address_in_use_is_a_config_error(address: str, metrics: Metrics) -> None:
     with pytest.raises(ConfigError, match="metrics"):
         await exporter.serve(address, metrics, {})
+
+
+async def test_readme_and_a_mount_name_the_same_metrics(tmp_path: Path) -> None:
+    faults = Faults()
+    async with running_engine(settings_for(tmp_path), wrap=lambda store: FaultyStore(store, faults)) as engine:
+        gauges.register(engine.parts)
+        faults.set(Rule(kind="outage", count=1))  # some counters exist from the first event only
+        await engine.write_file("f", b"1")
+        with trio.fail_after(20):
+            assert await engine.parts.publisher.drain()
+        text = exporter.render(engine.parts.metrics, {"mountpoint": "/mnt/a"}).decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    _, _, section = README.read_text("utf-8").partition("### Metrics")
+    table, _, _ = section.partition("\n## ")
+    named = re.findall(r"`(tierfs_\w+)`", table)
+    assert sorted(named) == sorted({sample.name for sample in samples})
+    labels = {name for sample in samples for name in sample.labels}
+    assert labels == {"mountpoint", "version", "tier", "operation", "kind"}
+    assert all(f"`{name}`" in table for name in labels - {"version"})
