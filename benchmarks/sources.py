@@ -280,7 +280,7 @@ def _weed(binary: str, directory: Path) -> Iterator[str]:
     endpoint_url = f"http://127.0.0.1:{ports[parts.index('s3')]}"
     command = [
         binary, f"-logdir={directory}", "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        "-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-master.electionTimeout=1s",
+        "-master.telemetry=false", "-master.volumeSizeLimitMB=128", "-master.electionTimeout=1s",
         "-volume.max=0", "-volume.minFreeSpace=1GiB", "-volume.preStopSeconds=0", "-filer", "-s3",
         f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0",
         *(f"-{part}.port={port}" for part, port in zip(parts, ports, strict=False)),
