@@ -1,14 +1,19 @@
 # Short names for the scripts; each of them also runs without make.
 
 PYTHON = .venv/bin/python
+CMAKE = PATH=$(CURDIR)/.venv/bin:$$PATH cmake
+FUZZ_SECONDS = 60
 
-.PHONY: help install demo test lint quick-bench clean
+.PHONY: help install demo test lint format native fuzz quick-bench clean
 
 help:
 	@echo "make install      system packages, .venv, .venv/bin/tierfs"
 	@echo "make demo         a mount with sample data, measured (SOURCE=s3://... for a bucket)"
 	@echo "make test         all tests, SeaweedFS as the S3 server included"
-	@echo "make lint         ruff, mypy, import contracts"
+	@echo "make lint         ruff, mypy, import contracts, format of the C sources"
+	@echo "make format       formats the C sources"
+	@echo "make native       builds the native parts into tierfs_native/, warnings are errors"
+	@echo "make fuzz         each fuzzer for a minute (FUZZ_SECONDS=600), with libFuzzer where clang is"
 	@echo "make quick-bench  ratios to a plain directory and to the store's raw rate"
 
 install:
@@ -23,11 +28,33 @@ test:
 lint:
 	TIERFS_INSTALL_EXTRAS=test sh deploy/install.sh
 	$(PYTHON) -m ruff check .
-	$(PYTHON) -m mypy tierfs
+	$(PYTHON) -m mypy
 	.venv/bin/lint-imports
+	find tierfs_native -name '*.[ch]' -exec .venv/bin/clang-format --dry-run --Werror {} +
+
+format:
+	TIERFS_INSTALL_EXTRAS=test sh deploy/install.sh
+	find tierfs_native -name '*.[ch]' -exec .venv/bin/clang-format -i {} +
+
+native:
+	$(CMAKE) -S tierfs_native -B build/native -DTIERFS_WERROR=ON -DTIERFS_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DPython_EXECUTABLE=$(abspath $(PYTHON))
+	$(CMAKE) --build build/native --parallel 2
+	$(CMAKE) --install build/native --prefix .
+
+fuzz:
+	$(CMAKE) -S tierfs_native -B build/fuzz -DTIERFS_FUZZ=ON -DTIERFS_WERROR=ON -DCMAKE_BUILD_TYPE=Debug \
+		-DTIERFS_SANITIZE="address;undefined" -DCMAKE_C_COMPILER=$$(command -v clang || command -v cc)
+	$(CMAKE) --build build/fuzz --parallel 2
+	cd build/fuzz && for fuzzer in $(basename $(notdir $(wildcard tierfs_native/fuzz/fuzz_*.c))); do \
+		mkdir -p found/$$fuzzer && \
+		./$$fuzzer -max_total_time=$(FUZZ_SECONDS) found/$$fuzzer \
+			$$(ls -d ../../tierfs_native/fuzz/corpus/$$fuzzer 2>/dev/null) || exit 1; \
+	done
 
 quick-bench: install
 	$(PYTHON) -m benchmarks.quick
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f tierfs_native/tierfs-front tierfs_native/_batch.*.so tierfs_native/_why_missing.txt

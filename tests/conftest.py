@@ -2,6 +2,7 @@
 
 ====================  =================================================================================
 ``unit``              no mount, no network, injected clock
+``native``            the parts in C: their unit tests and fuzzers, built with sanitizers
 ``contract``          one suite against every store, one against every tier
 ``model``             hypothesis state machines against a plain model
 ``mount``             a real FUSE mount: POSIX behaviour, persistence, life cycle, tools
@@ -48,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs FUSE where there is none, saying why; keep the quick floors first."""
-    floors = ["unit", "contract", "model", "semantics", "mount", "cases", "faults"]
+    floors = ["unit", "native", "contract", "model", "semantics", "mount", "cases", "faults"]
     here = Path(__file__).parent
 
     def floor(item: pytest.Item) -> int:

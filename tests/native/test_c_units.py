@@ -51,6 +51,17 @@ def test_unit(name: str, native_build: NativeBuild, tmp_path: Path) -> None:
 def test_fuzzer_finds_nothing_in_a_short_seeded_run(
     name: str, native_build: NativeBuild, tmp_path: Path
 ) -> None:
-    """A bound in runs keeps it the same every time; one in seconds keeps a slow machine from waiting."""
-    executable = native_build.executable(name)
-    run([executable, f"-runs={FUZZ_RUNS}", "-seed=1", f"-max_total_time={FUZZ_LIMIT_S}"], tmp_path)
+    """A bound in runs keeps it the same every time; one in seconds keeps a slow machine from waiting.
+
+    ``fuzz/corpus/NAME`` may hold inputs to begin with. libFuzzer writes into the first directory it is given.
+    """
+    (tmp_path / "found").mkdir()
+    corpus = SOURCE / "fuzz" / "corpus" / name
+    command: list[str | Path] = [
+        native_build.executable(name),
+        f"-runs={FUZZ_RUNS}",
+        "-seed=1",
+        f"-max_total_time={FUZZ_LIMIT_S}",
+        "found",
+    ]
+    run([*command, corpus] if corpus.is_dir() else command, tmp_path)
