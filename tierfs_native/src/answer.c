@@ -143,7 +143,7 @@ static long answer_batch_forget(const struct tierfs_request *request)
 /* True: the request is about a directory that was opened here. */
 static bool has_front_handle(const struct tierfs_request *request)
 {
-    uint64_t fh; /* first in fuse_release_in and fuse_fsync_in */
+    uint64_t fh; /* first in fuse_read_in and fuse_release_in */
 
     if (request->body_bytes < sizeof(fh))
         return false;
@@ -216,8 +216,10 @@ long tierfs_answer_at(const struct tierfs_answers *answers, struct tierfs_reader
         break;
     }
     answer = find_answer(header->opcode);
-    if (answer == NULL || tierfs_reader_begin(reader) != 0)
+    if (answer == NULL)
         return TIERFS_RELAY;
+    if (tierfs_reader_begin(reader) != 0) /* the engine does not know the front's handles */
+        return answer == tierfs_answer_readdir && has_front_handle(&request) ? -EIO : TIERFS_RELAY;
     result = answer(&request);
     tierfs_reader_end(reader);
     return result;
