@@ -274,7 +274,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["version", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert "tierfs" in shown
-    assert shown["front"].startswith(("native", "python (native is not built: "))
+    assert shown["front"].startswith(("native", "python; native is not built: "))
     assert shown["batch"].startswith(("built", "not built: "))
     assert run(["--version"]) == 0
     assert run(["no-such-command"]) == exit_codes.USAGE

@@ -20,7 +20,7 @@ def command(as_json: JsonOption = False) -> None:
         except metadata.PackageNotFoundError:
             parts[name] = "not installed"
     missing = tierfs_native.why_missing()
-    parts["front"] = f"python (native is not built: {missing})" if missing else "native (python on request)"
+    parts["front"] = f"python; native is not built: {missing}" if missing else "native; python on request"
     missing = tierfs_native.why_missing("batch")
     parts["batch"] = f"not built: {missing}" if missing else "built"
     if as_json:
