@@ -102,7 +102,7 @@ static int put_dots(struct listing *listing, const struct tierfs_inode *here, ui
         if (status != 0)
             return status;
     }
-    return put_name(listing, "..", 2, DOT_DOT_COOKIE, parent.ino, S_IFDIR, &parent);
+    return put_name(listing, "..", 2, DOT_DOT_COOKIE, parent.ino, parent.mode & S_IFMT, &parent);
 }
 
 long tierfs_answer_readdir(const struct tierfs_request *request)

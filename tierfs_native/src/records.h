@@ -86,7 +86,7 @@ static inline int tierfs_decode_inode(const void *data, size_t length, uint64_t 
     if (length != sizeof(*out))
         return -EUCLEAN;
     memcpy(out, data, sizeof(*out));
-    if (out->ino != ino || !tierfs_is_file_type(out->mode & S_IFMT) || out->size_bytes > INT64_MAX)
+    if (out->ino != ino || !tierfs_is_file_type(out->mode & ~07777u) || out->size_bytes > INT64_MAX)
         return -EUCLEAN;
     return 0;
 }
