@@ -59,7 +59,9 @@ def test_layout(name: str, record: struct.Struct, fields: list[str], c_layout: l
 
 
 def test_constants(c_layout: list[str]) -> None:
-    constants = dict(line.split(" = ") for line in c_layout if " = " in line and not line.startswith("tierfs_"))
+    constants = dict(
+        line.split(" = ") for line in c_layout if " = " in line and not line.startswith("tierfs_")
+    )
     assert len(constants) == 6
     for name, value in constants.items():
         assert getattr(schema, name) == int(value), name
