@@ -20,7 +20,7 @@ import os, sys, types
 import tierfs
 from tierfs.errors import StoreUnavailable
 
-def run(settings, *, on_ready):
+def run(settings, *, on_ready, under_front, why):
     what = os.environ["STUB"]
     if what == "refuse":
         raise StoreUnavailable("the bucket does not answer")

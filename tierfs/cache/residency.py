@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import trio
 
-from tierfs.cache import opening, upkeep
+from tierfs.cache import lending, opening, upkeep
 from tierfs.cache.area import DirtyContent, Drain, StagingArea
 from tierfs.cache.fetch import Fetcher
 from tierfs.cache.placement import Placement
@@ -64,6 +64,7 @@ class Cache:
         self._reader = Reader(tiers, self._placement, self._fetcher, metrics)
         self._area = StagingArea(write_tier, self, dirty_limit_bytes=settings.dirty_limit_bytes)
         self._all_tiers = tiers if write_tier in tiers else [*tiers, write_tier]
+        self._lent: dict[ContentId, list[Callable[[], None]]] = {}
         opening.register_gauges(metrics, self._all_tiers)
 
     @property
@@ -221,6 +222,29 @@ class Cache:
                 await tier.evictor.settled()
         await trio.lowlevel.checkpoint()
         return freed
+
+    def lend(self, ref: ObjectRef, *, again: bool = False) -> int | None:
+        """A descriptor of a tier's file that holds exactly the bytes of ``ref``; the caller closes it.
+
+        They stay there until ``give_back``, once for every call without ``again``. None if they are spread
+        over several files, packed with others, not all here, or not verified yet. Blocks for as long as
+        open(2) takes.
+        """
+        for tier in self._tiers:
+            descriptor = lending.open_whole(tier, ref)
+            if descriptor is not None:
+                if not again:
+                    self._lent.setdefault(ref.content_id, []).append(lending.hold(tier, ref.content_id))
+                return descriptor
+        return None
+
+    def give_back(self, content_id: ContentId) -> None:
+        """Undo one ``lend``."""
+        holds = self._lent.get(content_id)
+        if holds:
+            holds.pop()()
+            if not holds:
+                del self._lent[content_id]
 
     async def forget(self, content_id: ContentId) -> None:
         """The content will not be asked for again: drop its clean bytes, pinned or not. Dirty ones stay."""

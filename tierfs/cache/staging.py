@@ -87,6 +87,8 @@ class Staging:
         self._generation = 0
         self._lock = trio.Lock()
         self._closed = False
+        self._seen: tuple[int, int] | None = None
+        """Size and mtime of the file when it was last looked at for direct writes."""
         self._overlay = None if sidecar is None else Overlay(sidecar)
 
     @property
@@ -272,6 +274,29 @@ class Staging:
                 await self._with_file(lambda fd: os.ftruncate(fd, size_bytes))
                 self._size_bytes = size_bytes
                 await self._measure()
+
+    def notice_direct_writes(self) -> int | None:
+        """Somebody may have written into the file without passing here (see ``Cache.lend``).
+
+        Returns its mtime if it has been changed since the last look, else None. All of it counts as changed.
+        """
+        fd = self._dirty.files.get(self.content_id)
+        if fd is None or self._closed:
+            return None
+        info = os.fstat(fd)
+        seen = info.st_size, info.st_mtime_ns
+        if seen == self._seen:
+            return None
+        first, self._seen = self._seen is None, seen
+        if first and info.st_size == self._size_bytes:
+            return None
+        self._generation += 1
+        self._size_bytes = info.st_size
+        if self._overlay is not None:
+            self._about_to_change(self._overlay, 0, info.st_size)
+            self._overlay.mark_present(0, info.st_size)
+        self._dirty.set_allocated(self.content_id, info.st_blocks * 512)
+        return info.st_mtime_ns
 
     # durability
 

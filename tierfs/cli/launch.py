@@ -3,7 +3,8 @@
 The detached engine is the grandchild of the command (two forks, before any thread exists), leader of its
 own session, with its standard error in the log file. It reports over a pipe, one JSON message per line:
 ``{"pid": N}``, then ``{"ready": {...}}`` or ``{"error": "...", "code": N}``. The command waits for one of
-them; an end of file without it means that the engine died.
+them; an end of file without it means that the engine died. With the native front it is the front that takes
+the place of the engine here, and the engine, its child, that reports: see ``native``.
 """
 
 from __future__ import annotations
@@ -15,34 +16,52 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from tierfs import mountpoint, notify
-from tierfs.cli import exit_codes, output
+from tierfs.cli import exit_codes, native, output
 from tierfs.config import Settings
 from tierfs.config.tiers import remember_capacities
 from tierfs.errors import MountError, StoreError, TierfsError
 
-Announce = Callable[[dict[str, Any]], None]
+OnReady = Callable[[dict[str, Any]], None]
+Announcement = Literal["text", "json", "none"]
+"""How to tell on standard output what was decided."""
 LOG_TAIL_LINES = 20
 
 
-def serve_here(settings: Settings, announce: Announce) -> int:
+def serve_here(settings: Settings, announcement: Announcement) -> int:
     """Serve the mount in this process until it ends; systemd is told (``Type=notify``)."""
     _prepare(settings)
+    why = _why_python(settings)
+    if why is None:
+        _make_state_dir(settings)
+        native.become_front(settings, announcement=announcement)
 
     def on_ready(decided: dict[str, Any]) -> None:
-        _ready(settings)
+        remember(settings)
         notify.sd_notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={settings.source} on {settings.mountpoint}")
-        announce(decided)
-        sys.stdout.flush()
+        announce(settings, decided, announcement)
 
-    return _serve(settings, on_ready, stderr=True)
+    return serve_engine(settings, on_ready, stderr=True, why=why or "")
 
 
-def serve_detached(settings: Settings, announce: Announce) -> int:
+def _why_python(settings: Settings) -> str | None:
+    """Why pyfuse3 is to drive the mount; None: the native front does. Raises ``MountError``."""
+    if settings.front == "python":
+        return "asked for"
+    why = native.why_not()
+    if why is not None and settings.front == "native":
+        raise MountError(f"--front native: {why}; use --front python or auto")
+    if why is None and settings.front == "auto":
+        return "the native front is new: --front native takes it"
+    return why
+
+
+def serve_detached(settings: Settings, announcement: Announcement) -> int:
     """Serve the mount in a process of its own; returns when it is ready. Raises what kept it from that."""
     _prepare(settings)
+    why = _why_python(settings)
     _make_state_dir(settings)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -50,10 +69,10 @@ def serve_detached(settings: Settings, announce: Announce) -> int:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _become_daemon(settings, writer)
+        _become_daemon(settings, writer, why)
     os.close(writer)
     os.waitpid(child, 0)
-    return _await(settings, reader, announce)
+    return _await(settings, reader, announcement)
 
 
 def _prepare(settings: Settings) -> None:
@@ -90,7 +109,7 @@ def _make_state_dir(settings: Settings) -> None:
         raise MountError(f"state_dir: cannot make {settings.state_dir}: {error.strerror}") from error
 
 
-def _await(settings: Settings, reader: int, announce: Announce) -> int:
+def _await(settings: Settings, reader: int, announcement: Announcement) -> int:
     """Read the engine's messages until it is ready or has failed."""
     engine_pid = 0
     try:
@@ -100,7 +119,7 @@ def _await(settings: Settings, reader: int, announce: Announce) -> int:
                 if "pid" in message:
                     engine_pid = message["pid"]
                 elif "ready" in message:
-                    announce(message["ready"])
+                    announce(settings, message["ready"], announcement)
                     return exit_codes.OK
                 else:
                     output.say(message["error"])
@@ -122,7 +141,7 @@ def _tail(path: Path) -> list[str]:
         return []
 
 
-def _become_daemon(settings: Settings, writer: int) -> NoReturn:
+def _become_daemon(settings: Settings, writer: int, why: str | None) -> NoReturn:
     """In the first child: detach, serve, and leave without the exit handlers of the command."""
     code = exit_codes.FAILED
     try:
@@ -131,30 +150,34 @@ def _become_daemon(settings: Settings, writer: int) -> NoReturn:
             os._exit(0)
         os.chdir("/")
         _redirect(settings, writer)
-
-        def tell(message: dict[str, Any]) -> None:
-            data = (json.dumps(message) + "\n").encode()
-            while data:
-                data = data[os.write(writer, data) :]
+        if why is None:
+            native.become_front(settings, report=writer, announcement="none")
 
         def on_ready(decided: dict[str, Any]) -> None:
-            _ready(settings)
-            try:
-                tell({"ready": decided})
-            except OSError:
-                pass  # nobody waits any more: the command was interrupted
+            remember(settings)
+            tell(writer, {"ready": decided})
             os.close(writer)
 
-        tell({"pid": os.getpid()})
+        tell(writer, {"pid": os.getpid()})
         try:
-            code = _serve(settings, on_ready, stderr=False)
+            code = serve_engine(settings, on_ready, stderr=False, why=why or "")
         except TierfsError as error:
             code = exit_codes.code_of(error)
-            tell({"error": str(error), "code": code})
+            tell(writer, {"error": str(error), "code": code})
     except BaseException:
         traceback.print_exc()  # into the log, or to the terminal as long as there is none
     finally:
         os._exit(code)
+
+
+def tell(writer: int, message: dict[str, Any]) -> None:
+    """One message for the command that waits."""
+    data = (json.dumps(message) + "\n").encode()
+    try:
+        while data:
+            data = data[os.write(writer, data) :]
+    except OSError:
+        pass  # nobody waits any more: the command was interrupted
 
 
 def _redirect(settings: Settings, keep: int) -> None:
@@ -174,8 +197,10 @@ def _redirect(settings: Settings, keep: int) -> None:
                 pass
 
 
-def _serve(settings: Settings, on_ready: Announce, *, stderr: bool) -> int:
-    """What every engine process does, attached or not."""
+def serve_engine(
+    settings: Settings, on_ready: OnReady, *, stderr: bool, under_front: bool = False, why: str = ""
+) -> int:
+    """What every engine process does, attached or not. ``why``: of the Python front."""
     import faulthandler
     import resource
 
@@ -194,7 +219,7 @@ def _serve(settings: Settings, on_ready: Announce, *, stderr: bool) -> int:
     try:
         import tierfs.mount
 
-        code = tierfs.mount.run(settings, on_ready=on_ready)
+        code = tierfs.mount.run(settings, on_ready=on_ready, under_front=under_front, why=why)
     except TierfsError as error:
         logger.error("cannot serve the mount", source=settings.source, reason=str(error))
         if isinstance(error, StoreError) and settings.source not in str(error):
@@ -223,11 +248,21 @@ def _obstacles(settings: Settings) -> list[str]:
     return found
 
 
-def _ready(settings: Settings) -> None:
+def remember(settings: Settings) -> None:
+    """What the next mount of this source has to know."""
     remember_capacities(settings)
 
 
-def decided_json(settings: Settings, decided: dict[str, Any]) -> dict[str, Any]:
+def announce(settings: Settings, decided: dict[str, Any], announcement: Announcement) -> None:
+    """Tell on standard output what was decided."""
+    if announcement == "json":
+        output.show_json(_decided_json(settings, decided))
+    elif announcement == "text":
+        _print_decided(settings, decided)
+    sys.stdout.flush()
+
+
+def _decided_json(settings: Settings, decided: dict[str, Any]) -> dict[str, Any]:
     """What ``mount --json`` prints: the main settings and what the engine made of them."""
     return {
         "source": settings.source,
@@ -241,7 +276,7 @@ def decided_json(settings: Settings, decided: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def print_decided(settings: Settings, decided: dict[str, Any]) -> None:
+def _print_decided(settings: Settings, decided: dict[str, Any]) -> None:
     """Tell what was decided, and why."""
     access = "read-only" if settings.read_only else "read-write"
     visible = "all users" if settings.allow_other else "this user only"

@@ -216,12 +216,6 @@ def mount(
 
     launch.warn_of_large_tiers(settings)
 
-    def announce(decided: dict[str, Any]) -> None:
-        if as_json:
-            output.show_json(launch.decided_json(settings, decided))
-        elif not quiet:
-            launch.print_decided(settings, decided)
-
-    if foreground:
-        return launch.serve_here(settings, announce)
-    return launch.serve_detached(settings, announce)
+    announcement: launch.Announcement = "json" if as_json else "none" if quiet else "text"
+    serve = launch.serve_here if foreground else launch.serve_detached
+    return serve(settings, announcement)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tierfs.errors import NoAttribute, NotPermitted, NotSupported, ReadOnly
+from tierfs.fs import repeats
 from tierfs.fs.files import mode_without_privileges
 from tierfs.fs.services import Caller, Services
 from tierfs.namespace import publish, schema, tree
@@ -133,7 +134,7 @@ class Attributes:
     async def remove_xattr(self, ino: int, name: bytes) -> None:
         self._check_xattr_name(name)
         now_ns = self._services.now_ns()
-        await self._db.commit(lambda txn: tree.remove_xattr(txn, ino, name, now_ns=now_ns))
+        await repeats.commit(self._db, lambda txn: tree.remove_xattr(txn, ino, name, now_ns=now_ns))
 
     def list_xattrs(self, ino: int, caller: Caller) -> list[bytes]:
         """Stored names only: the virtual ones are not listed, so that ``cp -a`` does not copy them.

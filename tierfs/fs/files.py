@@ -23,6 +23,10 @@ from tierfs.writeback.content import FileContent
 MOVE_ATTEMPTS = 20
 MOVE_PAUSE_S = 0.1
 
+OPEN_PASSED = 1 << 30
+"""In the flags of an open, from a native front: others have the file open and passed through, and so will
+this open be (``TIERFS_OPEN_PASSED``)."""
+
 
 class Files:
     """See the module docstring."""
@@ -49,13 +53,32 @@ class Files:
             raise ReadOnly("mounted read-only")
         content = await self._contents.acquire(ino)
         number = self._add(content, flags, caller)
-        if flags & os.O_TRUNC:
-            try:
+        handle = self._services.handles.file(number)
+        try:
+            if handle.passed_through and handle.can_write:
+                await self._contents.begin_direct_write(content)
+            if flags & os.O_TRUNC:
                 await self._truncate(content, inode, caller)
-            except BaseException:
-                await self.release(number)
-                raise
+        except BaseException:
+            await self.release(number)
+            raise
+        if not handle.passed_through:
+            self._lend(handle)
         return number
+
+    def _lend(self, handle: FileHandle) -> None:
+        """Let the front pass reads through to the tier's file, if there is one that holds all bytes."""
+        content, lend = handle.content, self._services.lend
+        if lend is None or content.writers or handle.can_write:
+            return
+        descriptor = self._contents.lend(content)
+        if descriptor is None:
+            return
+        try:
+            handle.passed_through = lend(content.ino, descriptor)
+        finally:
+            os.close(descriptor)
+        content.passed_through += handle.passed_through
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
@@ -66,9 +89,9 @@ class Files:
         return self._add(content, flags, caller), inode
 
     def _add(self, content: FileContent, flags: int, caller: Caller) -> int:
-        handle = FileHandle(content, flags, caller.uid)
-        if handle.can_write:
-            content.writers += 1
+        handle = FileHandle(content, flags & ~OPEN_PASSED, caller.uid, bool(flags & OPEN_PASSED))
+        content.writers += handle.can_write
+        content.passed_through += handle.passed_through
         return self._services.handles.add_file(handle)
 
     async def read(self, number: int, offset: int, length: int) -> bytes:
@@ -149,6 +172,7 @@ class Files:
         if not handle.can_write or not self._services.settings.write_through:
             return
         content = handle.content
+        self._contents.notice_direct_writes(content)
         await self._contents.save(content)
         if content.local and not content.unlinked:
             await self._services.publisher.publish_now(content.ino)
@@ -160,6 +184,7 @@ class Files:
         """
         handle = self._services.handles.file(number)
         content = handle.content
+        self._contents.notice_direct_writes(content)
         if content.staging is not None:
             await content.staging.sync()
         await self._contents.save(content, durable=True)
@@ -174,6 +199,8 @@ class Files:
         """The last descriptor of this open file is gone."""
         handle = self._services.handles.remove_file(number)
         content = handle.content
+        self._contents.notice_direct_writes(content)
+        content.passed_through -= handle.passed_through
         if handle.can_write:
             content.writers -= 1
             await self._contents.save(content)

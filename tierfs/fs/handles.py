@@ -16,6 +16,8 @@ class FileHandle:
     content: FileContent
     flags: int
     uid: int
+    passed_through: bool = False
+    """Reads, and perhaps writes, go to the file in the tier without passing here."""
 
     @property
     def can_read(self) -> bool:
@@ -60,6 +62,15 @@ class HandleTable:
         self._next += 1
         self._directories[number] = handle
         return number
+
+    def restore_file(self, number: int, handle: FileHandle) -> None:
+        """A file that was open under that number when an earlier engine died."""
+        self._next = max(self._next, number + 1)
+        self._files[number] = handle
+
+    def restore_directory(self, number: int, handle: DirectoryHandle) -> None:
+        self._next = max(self._next, number + 1)
+        self._directories[number] = handle
 
     def file(self, number: int) -> FileHandle:
         try:

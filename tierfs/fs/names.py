@@ -10,6 +10,7 @@ import os
 import stat
 
 from tierfs.errors import InvalidArgument, NotFound, NotPermitted, ReadOnly
+from tierfs.fs import repeats
 from tierfs.fs.services import Caller, Services
 from tierfs.namespace import tree
 from tierfs.namespace.transaction import WriteTransaction
@@ -66,7 +67,7 @@ class Names:
                 now_ns=now_ns,
             )
 
-        inode = await self._db.commit(make)
+        inode = await repeats.commit(self._db, make)
         self._services.publisher.note(inode.ino)
         return inode
 
@@ -74,7 +75,7 @@ class Names:
         """Another name for a file."""
         self._check_writable(parent, name)
         now_ns = self._services.now_ns()
-        inode = await self._db.commit(lambda txn: tree.link(txn, ino, parent, name, now_ns=now_ns))
+        inode = await repeats.commit(self._db, lambda txn: tree.link(txn, ino, parent, name, now_ns=now_ns))
         self._services.orphans.discard(ino)
         self._services.publisher.note(ino)
         return self._services.view(inode)
@@ -83,7 +84,7 @@ class Names:
         """Remove a name; the inode lives on while it has others, or is open."""
         self._check_writable(parent, name)
         now_ns = self._services.now_ns()
-        inode = await self._db.commit(lambda txn: tree.unlink(txn, parent, name, now_ns=now_ns))
+        inode = await repeats.commit(self._db, lambda txn: tree.unlink(txn, parent, name, now_ns=now_ns))
         self._services.publisher.note(parent)
         await self._name_removed(inode)
 
@@ -95,7 +96,7 @@ class Names:
         if inode.is_dir:
             await self._refresher.listed(inode.ino)
         now_ns = self._services.now_ns()
-        inode = await self._db.commit(lambda txn: tree.rmdir(txn, parent, name, now_ns=now_ns))
+        inode = await repeats.commit(self._db, lambda txn: tree.rmdir(txn, parent, name, now_ns=now_ns))
         self._services.orphans.add(inode.ino)
         self._services.publisher.note(parent)
         self._services.publisher.note_deletion()
@@ -108,7 +109,8 @@ class Names:
         self._check_writable(new_parent, new_name)
         await self._complete_before_rename(parent, name, new_parent, new_name, flags)
         now_ns = self._services.now_ns()
-        result = await self._db.commit(
+        result = await repeats.commit(
+            self._db,
             lambda txn: tree.rename(
                 txn,
                 parent,
@@ -118,7 +120,7 @@ class Names:
                 now_ns=now_ns,
                 noreplace=bool(flags & RENAME_NOREPLACE),
                 exchange=bool(flags & RENAME_EXCHANGE),
-            )
+            ),
         )
         for ino in (*result.moved, parent):
             self._services.publisher.note(ino)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,6 +19,7 @@ import structlog
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FUSEError, InodeT, RequestContext
 
 from tierfs.errors import TierfsError
+from tierfs.fs import repeats
 from tierfs.fs.attributes import BLOCK_SIZE_BYTES, AttributeChange, Attributes
 from tierfs.fs.files import Files
 from tierfs.fs.handles import DirectoryHandle
@@ -80,18 +82,24 @@ class TierfsOperations(pyfuse3.Operations):
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
+        if self._is_repeated(ctx):
+            return self._entry(await self._names.lookup(parent_inode, name))
         return self._entry(await self._names.create(parent_inode, name, mode, _caller(ctx), rdev=rdev))
 
     @answers
     async def mkdir(
         self, parent_inode: InodeT, name: bytes, mode: int, ctx: RequestContext
     ) -> EntryAttributes:
+        if self._is_repeated(ctx):
+            return self._entry(await self._names.lookup(parent_inode, name))
         return self._entry(await self._names.create(parent_inode, name, mode, _caller(ctx)))
 
     @answers
     async def symlink(
         self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
+        if self._is_repeated(ctx):
+            return self._entry(await self._names.lookup(parent_inode, name))
         mode = 0o120777
         return self._entry(await self._names.create(parent_inode, name, mode, _caller(ctx), target=target))
 
@@ -99,15 +107,19 @@ class TierfsOperations(pyfuse3.Operations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
+        if self._is_repeated(ctx):
+            return self._entry(await self._names.lookup(new_parent_inode, new_name))
         return self._entry(await self._names.link(inode, new_parent_inode, new_name))
 
     @answers
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        await self._names.unlink(parent_inode, name)
+        if not self._is_repeated(ctx):
+            await self._names.unlink(parent_inode, name)
 
     @answers
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        await self._names.rmdir(parent_inode, name)
+        if not self._is_repeated(ctx):
+            await self._names.rmdir(parent_inode, name)
 
     @answers
     async def rename(
@@ -119,7 +131,8 @@ class TierfsOperations(pyfuse3.Operations):
         flags: int,
         ctx: RequestContext,
     ) -> None:
-        await self._names.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        if not self._is_repeated(ctx):
+            await self._names.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
 
     @answers
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -199,7 +212,8 @@ class TierfsOperations(pyfuse3.Operations):
 
     @answers
     async def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        await self._attributes.remove_xattr(inode, name)
+        if not self._is_repeated(ctx):
+            await self._attributes.remove_xattr(inode, name)
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> list[bytes]:
@@ -222,15 +236,20 @@ class TierfsOperations(pyfuse3.Operations):
     @answers
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         number = await self._files.open(inode, flags, _caller(ctx))
+        may_pass = self._services.handles.file(number).passed_through
         # An inode's bytes change only through this kernel (what others replace gets a new inode), so
-        # its page cache is always right.
-        return FileInfo(fh=FileHandleT(number), keep_cache=True)
+        # its page cache is always right. The front takes ``nonseekable`` as the word for passthrough.
+        return FileInfo(fh=FileHandleT(number), keep_cache=True, nonseekable=may_pass)
 
     @answers
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        number, inode = await self._files.create(parent_inode, name, mode, flags, _caller(ctx))
+        if self._is_repeated(ctx):
+            inode = await self._names.lookup(parent_inode, name)
+            number = await self._files.open(inode.ino, flags & ~os.O_EXCL, _caller(ctx))
+        else:
+            number, inode = await self._files.create(parent_inode, name, mode, flags, _caller(ctx))
         return FileInfo(fh=FileHandleT(number), keep_cache=True), self._entry(inode)
 
     @answers
@@ -252,6 +271,13 @@ class TierfsOperations(pyfuse3.Operations):
     @answers
     async def release(self, fh: FileHandleT) -> None:
         await self._files.release(fh)
+
+    def _is_repeated(self, ctx: RequestContext) -> bool:
+        """Whether an engine before this one has done what is asked for. A native front numbers requests."""
+        if self._services.lend is None:
+            return False
+        repeats.request_number.set(ctx.pid)
+        return repeats.is_repeated(self._services.db)
 
     def _entry(self, inode: Inode) -> EntryAttributes:
         entry = EntryAttributes()

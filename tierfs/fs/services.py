@@ -49,6 +49,9 @@ class Services:
     now_ns: Callable[[], int]
     store_space: Callable[[], tuple[int, int]]
     """(total bytes, free bytes) of the store, as far as that means anything."""
+    lend: Callable[[int, int], bool] | None = None
+    """(inode, descriptor): let a native front pass reads of that inode through to that file. None: no such
+    front."""
     orphans: set[int] = field(default_factory=set)
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
 

@@ -7,7 +7,6 @@ import ctypes
 import gc
 import math
 import os
-import select
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -18,16 +17,18 @@ import pyfuse3
 import structlog
 import trio
 
-from tierfs import mountpoint, notify
+from tierfs import notify
 from tierfs.config import Settings
 from tierfs.control import registry
 from tierfs.control.server import ControlServer
-from tierfs.errors import MountError
+from tierfs.errors import StoreError
 from tierfs.fs.ops import TierfsOperations
 from tierfs.mount import gauges
+from tierfs.mount.front import Front, NativeFront, PythonFront
 from tierfs.mount.handlers import Handlers
 from tierfs.mount.parts import Parts, open_parts
-from tierfs.mount.recovery import recover
+from tierfs.mount.recovery import recover, restore_handles
+from tierfs.namespace import repeats
 from tierfs.types import ROOT_INO
 
 log = structlog.get_logger(__name__)
@@ -40,56 +41,24 @@ MALLOC_SETTINGS = (
     (-2, 16 * 1024 * 1024),  # M_TOP_PAD
     (-8, 4),  # M_ARENA_MAX
 )
-CONNECTION_POLL_S = 0.25
-LAST_REQUESTS_S = 0.5
 GC_THRESHOLDS = (20_000, 20, 50)
-FRONT_WHY = "the native front is not built"
 OnReady = Callable[[dict[str, Any]], None]
 
 
-def run(settings: Settings, *, on_ready: OnReady) -> int:
+def run(settings: Settings, *, on_ready: OnReady, under_front: bool = False, why: str = "") -> int:
     """Serve one mount until it is unmounted or the process is told to stop; returns the exit code.
 
-    ``on_ready`` is called once, when the root can be listed, with what was decided. Raises a
+    ``on_ready`` is called once, when the root can be listed, with what was decided. ``under_front``: a native
+    front has started this process; else pyfuse3 drives the mount, and ``why`` says why. Raises a
     ``TierfsError`` that says why if it cannot mount; then there is no mount.
     """
-    if settings.front == "native":
-        raise MountError(f"--front native: {FRONT_WHY}; use --front python or auto")
     os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
     with registry.hold_state_dir(Path(settings.state_dir)):
         _tune_process()
         try:
-            return trio.run(Engine(settings, on_ready).serve)
+            return trio.run(Engine(settings, on_ready, under_front=under_front, why=why).serve)
         except BaseExceptionGroup as group:
             raise _only(group) from None
-
-
-async def _watch_connection(scope: trio.CancelScope) -> None:
-    """End requests that are still waiting for the store when the kernel has let go of the mount.
-
-    pyfuse3 waits for every request before it returns; nobody is left to hear their answers. A lazily
-    unmounted file system keeps its connection until the last file is closed.
-    """
-    descriptor = _fuse_descriptor()
-    if descriptor is None:
-        return
-    poller = select.poll()
-    poller.register(descriptor, 0)
-    while not any(event & select.POLLERR for _, event in poller.poll(0)):  # noqa: ASYNC110 - no event to wait for
-        await trio.sleep(CONNECTION_POLL_S)
-    await trio.sleep(LAST_REQUESTS_S)
-    scope.cancel()
-
-
-def _fuse_descriptor() -> int | None:
-    """The descriptor of /dev/fuse that pyfuse3 has opened: the only one of this process."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
-                return int(name)
-        except OSError:
-            continue
-    return None
 
 
 def _tune_process() -> None:
@@ -111,21 +80,28 @@ def _tune_process() -> None:
 class Engine:
     """The parts that live as long as the mount, and the order in which they start and stop."""
 
-    def __init__(self, settings: Settings, on_ready: OnReady) -> None:
+    def __init__(self, settings: Settings, on_ready: OnReady, *, under_front: bool, why: str) -> None:
         self._settings = settings
         self._on_ready = on_ready
-        self._mounted = False
+        self._serving = False
         self._stop_asked = False
         self._last_drain: trio.CancelScope | None = None
-        self.front_why = FRONT_WHY
+        self.front: Front = NativeFront() if under_front else PythonFront(why)
         self.grace_s = math.inf
         """How long the last drain may take; set by an ``unmount`` notice."""
 
     async def serve(self) -> int:
+        front = self.front
+        if isinstance(front, NativeFront):
+            await front.greet()
+        open_handles = front.open_handles
         async with AsyncExitStack() as stack:
-            parts = await open_parts(self._settings, stack)
-            resumed = await recover(parts)
-            await parts.refresher.listed(ROOT_INO)
+            parts = await open_parts(self._settings, stack, is_reattached=front.is_reattached)
+            resumed = await recover(parts, open_handles)
+            await restore_handles(parts, open_handles)
+            if not front.is_reattached:
+                await parts.db.commit(repeats.forget_all)
+            await self._list_root(parts)
             nursery = await stack.enter_async_context(trio.open_nursery())
             stack.callback(nursery.cancel_scope.cancel)
             await nursery.start(self._watch_signals)
@@ -133,58 +109,51 @@ class Engine:
             nursery.start_soon(parts.publisher.run)
             parts.start(nursery)
             gauges.register(parts)
-            record = registry.record_for(self._settings, front="python")
+            record = registry.record_for(self._settings, front=front.kind)
             server = ControlServer(Path(record.socket_path), owner_uid=os.getuid())
             Handlers(parts, self, nursery).register(server)
             await nursery.start(server.serve)
             if self._settings.metrics_address:
                 await nursery.start(parts.serve_metrics, self._settings.metrics_address)
-            self._make_mount(parts)
+            if isinstance(front, NativeFront):
+                nursery.start_soon(front.run)
+                parts.services.lend = front.lend
+            await front.mount(TierfsOperations(parts.services), self._settings)
             try:
                 registry.write(record)
                 stack.callback(registry.remove, record)
                 async with trio.open_nursery() as serving:
+                    self._serving = True
                     serving.start_soon(self._serve_requests, serving.cancel_scope)
-                    serving.start_soon(_watch_connection, serving.cancel_scope)
+                    serving.start_soon(front.watch, serving.cancel_scope)
+                    front.ready(self._settings)
                     self._on_ready(self._decided(parts, resumed))
+                    if self._stop_asked:
+                        pyfuse3.terminate()
+                front.stopping()
             finally:
+                self._serving = False
                 with trio.CancelScope(shield=True):
-                    self._unmake_mount()
+                    await front.unmount()
                     await self._finish(parts)
         return 0
+
+    async def _list_root(self, parts: Parts) -> None:
+        """A mount that cannot list its root is refused; one that is there waits for the store."""
+        try:
+            await parts.refresher.listed(ROOT_INO)
+        except StoreError as error:
+            if not self.front.is_reattached:
+                raise
+            log.warning("the store does not answer yet", reason=str(error))
 
     async def _serve_requests(self, scope: trio.CancelScope) -> None:
         await pyfuse3.main(max_tasks=MAX_REQUEST_TASKS)
         scope.cancel()
 
-    def _make_mount(self, parts: Parts) -> None:
-        settings = self._settings
-        options = {
-            f"fsname={mountpoint.fsname_of(settings.source)}",
-            "subtype=tierfs",
-            "default_permissions",
-            *settings.kernel_options,
-        }
-        if settings.allow_other:
-            options.add("allow_other")
-        if settings.read_only:
-            options.add("ro")
-        try:
-            pyfuse3.init(TierfsOperations(parts.services), settings.mountpoint, options)
-        except RuntimeError as error:
-            raise MountError(
-                f"{settings.mountpoint}: the kernel refused the mount ({error}); 'tierfs doctor' says more"
-            ) from None
-        self._mounted = True
-
-    def _unmake_mount(self) -> None:
-        if self._mounted:
-            self._mounted = False
-            pyfuse3.close(unmount=True)
-
     def _decided(self, parts: Parts, resumed: dict[str, int]) -> dict[str, Any]:
         return {
-            "front": {"kind": "python", "why": FRONT_WHY},
+            "front": {"kind": self.front.kind, "why": self.front.why, **self.front.processes},
             "tiers": [
                 {"name": tier.name, "path": tier.path, "capacity_bytes": tier.capacity_bytes}
                 for tier in parts.cache.status()
@@ -239,7 +208,8 @@ class Engine:
         """End the mount: no more requests, then a drain of at most ``grace_s`` seconds."""
         self._stop_asked = True
         self.set_grace(grace_s)
-        if self._mounted:
+        if self._serving:
+            self.front.stopping()
             pyfuse3.terminate()
 
 

@@ -70,7 +70,7 @@ class Handlers:
                 buffer_bytes=parts.cache.buffer_bytes,
                 buffer_budget_bytes=settings.memory_budget_bytes,
             ),
-            front=p.FrontStatus(kind="python", why=self._engine.front_why),
+            front=p.FrontStatus(kind=self._engine.front.kind, why=self._engine.front.why),
             tiers=[
                 p.TierStatus(
                     name=tier.name,

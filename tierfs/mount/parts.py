@@ -10,11 +10,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import trio
 
 from tierfs import exporter
 from tierfs.cache.residency import Cache
 from tierfs.config import Settings
+from tierfs.errors import TransientStoreError
 from tierfs.fs.handles import HandleTable
 from tierfs.fs.interrupt import InterruptWatch
 from tierfs.fs.kernel import KernelCaches
@@ -41,6 +43,8 @@ from tierfs.writeback.parking import Parking
 from tierfs.writeback.publisher import Publisher
 from tierfs.writeback.unfinished import UnfinishedUploads
 from tierfs.writeback.upload import Uploader
+
+log = structlog.get_logger(__name__)
 
 PRETENDED_STORE_BYTES = 1 << 50
 """What ``df`` shows for a store without a limit: 1 PiB, as other object store mounts do."""
@@ -101,16 +105,23 @@ async def open_parts(
     stack: AsyncExitStack,
     *,
     wrap: Callable[[ObjectStore], ObjectStore] | None = None,
+    is_reattached: bool = False,
 ) -> Parts:
     """Open store, namespace and cache. Raises a ``TierfsError`` with the reason if one of them cannot be.
 
-    ``wrap`` may put something between the store and its retries (tests inject faults there).
+    ``is_reattached``: applications use the mount already, so that a store that does not answer now is waited
+    for. ``wrap`` may put something between the store and its retries (tests inject faults there).
     """
     now_ns: Callable[[], int] = time.time_ns
     metrics = Metrics()
     store, prefix = await trio.to_thread.run_sync(lambda: open_store(settings, metrics=metrics, wrap=wrap))
     stack.callback(store.close)
-    await trio.to_thread.run_sync(store.check)
+    try:
+        await trio.to_thread.run_sync(store.check)
+    except TransientStoreError as error:
+        if not is_reattached:
+            raise
+        log.warning("the store does not answer yet", reason=str(error))
     state_dir = Path(settings.state_dir)
     db = await trio.to_thread.run_sync(
         lambda: Database.open(

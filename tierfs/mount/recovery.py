@@ -8,16 +8,21 @@ After a crash the namespace and the write tier may disagree by what was in fligh
   flush, fsync and close).
 * an inode that says its bytes are here while the tier has none (the directory was removed by hand): it
   goes back to the version in the store if there is one; the loss is logged.
-* inodes without a name that were open: nobody has them open now. They are reaped.
+* inodes without a name that were open: they are reaped, unless a front says that they still are.
 * multipart uploads that were running: aborted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 import trio
 
 from tierfs.cache.area import DirtyContent
+from tierfs.errors import NotFound
+from tierfs.fs.handles import DirectoryHandle, FileHandle
+from tierfs.mount.channel import OpenHandle
 from tierfs.mount.parts import Parts
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.transaction import WriteTransaction
@@ -28,11 +33,15 @@ log = structlog.get_logger(__name__)
 BATCH = 1000
 
 
-async def recover(parts: Parts) -> dict[str, int]:
-    """Returns what is resumed: ``files`` and ``bytes`` that are still to be published."""
-    await _reap_orphans(parts)
+async def recover(parts: Parts, open_handles: Sequence[OpenHandle] = ()) -> dict[str, int]:
+    """Returns what is resumed: ``files`` and ``bytes`` that are still to be published.
+
+    ``open_handles``: what applications have open since an earlier engine; those inodes live on also without a
+    name.
+    """
+    kept = await _reap_orphans(parts, {handle.ino for handle in open_handles})
     staged = {content.content_id: content for content in parts.cache.dirty_contents()}
-    named = await _reconcile_sizes(parts, staged)
+    named = kept | await _reconcile_sizes(parts, staged)
     for content_id in staged.keys() - named:
         staging = await parts.cache.open_staging(content_id)
         if staging is not None:
@@ -45,12 +54,38 @@ async def recover(parts: Parts) -> dict[str, int]:
     return {"files": len(left), "bytes": left_bytes}
 
 
-async def _reap_orphans(parts: Parts) -> None:
+async def restore_handles(parts: Parts, open_handles: Sequence[OpenHandle]) -> None:
+    """Give applications back what they had open, under the same numbers."""
+    services = parts.services
+    for known in open_handles:
+        if known.is_directory:
+            services.handles.restore_directory(known.number, DirectoryHandle(known.ino))
+            continue
+        try:
+            content = await parts.contents.acquire(known.ino)
+        except NotFound:
+            log.warning("an open file is not known any more", ino=known.ino)
+            continue
+        with parts.db.read() as txn:
+            content.unlinked = tree.get(txn, known.ino).nlink == 0
+        handle = FileHandle(content, known.flags, known.uid, known.passthrough)
+        content.writers += handle.can_write
+        content.passed_through += known.passthrough
+        services.handles.restore_file(known.number, handle)
+
+
+async def _reap_orphans(parts: Parts, open_inos: set[int]) -> set[ContentId]:
+    """Returns the contents of inodes that are open without a name."""
+    kept: set[ContentId] = set()
+    after = 0
     while True:
         with parts.db.read() as txn:
-            orphans = tree.orphans(txn)
-        if not orphans:
-            return
+            orphans = tree.orphans(txn, after)
+            if not orphans:
+                return kept
+            after = orphans[-1]
+            kept |= {tree.get(txn, ino).content_id for ino in orphans if ino in open_inos}
+        orphans = [ino for ino in orphans if ino not in open_inos]
 
         def reap(txn: WriteTransaction, orphans: list[int] = orphans) -> list[Inode | None]:
             return [tree.reap(txn, ino) for ino in orphans]

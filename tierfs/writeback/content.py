@@ -43,6 +43,10 @@ class FileContent:
     staging: Staging | None = None
     users: int = 0
     writers: int = 0
+    passed_through: int = 0
+    """Opens whose reads and writes go to the file in the tier: while there are any it stays the same file."""
+    lent: ContentId | None = None
+    """The content whose file in the tier may not go, because it is passed through."""
     unlinked: bool = False
     unsaved: bool = False
     """Size or times here are newer than in the namespace."""
@@ -100,6 +104,8 @@ class ContentTable:
     def overlay(self, inode: Inode) -> Inode:
         """``inode`` with the size and times that have not reached the namespace yet."""
         content = self._contents.get(inode.ino)
+        if content is not None and content.passed_through:
+            self.notice_direct_writes(content)
         if content is None or not content.unsaved:
             return inode
         return schema.replace_inode(
@@ -180,6 +186,8 @@ class ContentTable:
         content.users -= 1
         if content.users:
             return
+        if content.lent is not None:
+            self._cache.give_back(content.lent)
         if self._contents.get(content.ino) is content:
             del self._contents[content.ino]
         staging, content.staging = content.staging, None
@@ -261,6 +269,8 @@ class ContentTable:
                 return
             old_ref, old_id = content.ref, content.content_id
             new_id = new_content_id()
+            # Who reads the tier's file directly has to see the change there.
+            keep = keep or content.passed_through > 0
             if keep and old_ref is not None and content.size_bytes:
                 staging = await self._cache.convert(old_ref, new_id)
             else:
@@ -285,6 +295,28 @@ class ContentTable:
         if not content.unlinked:
             publish.mark_dirty(txn, content.ino, "content", now_ns)
 
+    async def begin_direct_write(self, content: FileContent) -> None:
+        """Somebody is about to write into the tier's file of a content that is passed through.
+
+        Raises ``TierFailed`` if that file is not the one that applications have.
+        """
+        if content.staging is None or content.sealing:
+            await self._begin_write(content, keep=True)
+        await self.make_independent(content)
+        if content.staging is not None:
+            content.staging.notice_direct_writes()  # so that the next look knows what is new
+
+    def notice_direct_writes(self, content: FileContent) -> None:
+        """Take in what was written without passing here. Blocks for as long as fstat(2) takes."""
+        staging = content.staging
+        if staging is None or not content.passed_through:
+            return
+        mtime_ns = staging.notice_direct_writes()
+        if mtime_ns is not None:
+            content.size_bytes = staging.size_bytes
+            content.mtime_ns = content.ctime_ns = mtime_ns
+            content.unsaved = True
+
     async def keep_local(self, content: FileContent, staging: Staging) -> None:
         """Under the lock: ``staging`` was to become a clean copy, and has been changed in between."""
         content.local, content.staging, content.ref = True, staging, None
@@ -300,6 +332,18 @@ class ContentTable:
         if staging is not None and staging.base is not None:
             await staging.fill()
             await staging.sync()
+
+    def lend(self, content: FileContent) -> int | None:
+        """A descriptor of a file that holds all bytes, and does until the last user of ``content`` is gone.
+
+        None if there is no such file. The caller closes it. Blocks for as long as open(2) takes.
+        """
+        if content.local or content.ref is None or not content.size_bytes:
+            return None
+        descriptor = self._cache.lend(content.ref, again=content.lent is not None)
+        if descriptor is not None:
+            content.lent = content.content_id
+        return descriptor
 
     async def save(self, content: FileContent, *, durable: bool = False) -> None:
         """Bring size and times into the namespace (flush, close, fsync)."""

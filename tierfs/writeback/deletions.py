@@ -122,9 +122,7 @@ class Deletions:
     async def _delete(self, rows: Sequence[schema.DoomedRow]) -> None:
         keys = [row.key for row in rows]
         etags = {row.key: row.etag for row in rows if row.etag}  # empty: any version of ours may be there
-        answer = await trio.to_thread.run_sync(
-            self._store.delete_many, keys, etags, abandon_on_cancel=True
-        )
+        answer = await trio.to_thread.run_sync(self._store.delete_many, keys, etags, abandon_on_cancel=True)
         replaced = {failure.key for failure in answer if failure.replaced}
         failures = [failure for failure in answer if not failure.replaced]
         failed = {failure.key for failure in failures}

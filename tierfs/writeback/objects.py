@@ -136,6 +136,7 @@ class ObjectWriter:
         inode = self._contents.overlay(state.inode)
 
         def unchanged() -> bool:
+            self._contents.notice_direct_writes(content)
             if content.staging is not staging or content.unlinked:
                 return False
             return staging is None or staging.generation == generation

@@ -1,0 +1,52 @@
+"""Lending a tier's file to whoever reads it without passing here: the kernel, for FUSE passthrough.
+
+A file can be lent if it holds all bytes of one content and nothing else, and all of them are verified. While
+it is lent its blocks are not evicted, so no hole is punched into what somebody reads. Unlinking does no harm.
+
+Trio thread only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from tierfs.cache import blocks, device
+from tierfs.cache.tier import Tier
+from tierfs.types import ContentId, ObjectRef
+
+
+def open_whole(tier: Tier, ref: ObjectRef) -> int | None:
+    """A descriptor, for reading and writing, of the file that holds exactly the bytes of ``ref``; or None."""
+    content_id, presence = ref.content_id, tier.presence
+    if not presence.is_complete(content_id) or tier.is_being_removed(content_id):
+        return None
+    for number in range(blocks.extent_count(ref.size_bytes)):
+        extent = presence.extent(content_id, number)
+        if extent is None or extent.segment or extent.unverified or extent.size_bytes != ref.size_bytes:
+            return None
+    try:
+        path = device.object_path(tier.root, content_id)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    if os.fstat(descriptor).st_size != ref.size_bytes:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def hold(tier: Tier, content_id: ContentId) -> Callable[[], None]:
+    """Keep what is here of that content from being evicted, until the result is called."""
+    policy = tier.presence.ledger.policy
+    units = [unit for unit in tier.units_of(content_id) if unit in policy]
+    for unit in units:
+        policy.pin(unit)
+
+    def let_go() -> None:
+        for unit in units:
+            # What was forgotten meanwhile has lost its pins with it.
+            if policy.is_pinned(unit):
+                policy.unpin(unit)
+
+    return let_go

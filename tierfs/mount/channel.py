@@ -1,0 +1,157 @@
+"""Messages between the engine and the native front, beside the FUSE requests.
+
+One ``SOCK_SEQPACKET`` packet each: a header and a body, little endian, both ends on one machine and of one
+version. ``tierfs_native/src/channel.h`` is the other end and has the same numbers and layouts.
+
+Trio thread only. ``send`` never waits: a full socket is an error of the front, which always reads.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import trio
+
+from tierfs.errors import MountError
+
+VERSION = 1
+MAX_BYTES = 65536
+_HEADER = struct.Struct("<HHIQ")
+_HELLO = struct.Struct("<II")
+_HANDLE = struct.Struct("<QQIIII")
+_VIEW_SETTINGS = struct.Struct("<QQIIIIII")
+_COUNTS = struct.Struct("<QQQQQQII")
+
+
+class Kind(enum.IntEnum):
+    """What a message says; see ``channel.h``."""
+
+    HELLO = 1
+    HANDLES = 2
+    HELLO_END = 3
+    MOUNTED = 4
+    UNMOUNTED = 5
+    GONE = 6
+    COUNTS = 7
+    MOUNT = 16
+    ATTACH = 17
+    UNMOUNT = 18
+    READY = 19
+    STOPPING = 20
+    BACKING = 21
+    COUNT = 22
+
+
+HELLO_REATTACHED = 1
+HANDLE_DIRECTORY = 1
+HANDLE_PASSTHROUGH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    kind: int
+    value: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHandle:
+    """A file or directory that an application has open since an earlier engine."""
+
+    number: int
+    ino: int
+    flags: int
+    uid: int
+    is_directory: bool
+    passthrough: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FrontCounts:
+    """What the front has done since it was started."""
+
+    answered: int
+    relayed: int
+    repeated: int
+    passthrough_opens: int
+    notifications: int
+    notifications_refused: int
+    passthrough_errno: int
+    """Why the kernel refuses passthrough; 0: it does not."""
+    pending: int
+
+
+class Channel:
+    """The engine's end. ``receive`` is for one task; ``send`` for any."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(False)
+
+    async def receive(self) -> Message | None:
+        """The next message; None: the front is gone. Raises ``MountError`` for another version."""
+        while True:
+            try:
+                packet = self._socket.recv(_HEADER.size + MAX_BYTES)
+                break
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._socket)
+            except ConnectionResetError:
+                return None
+        if not packet:
+            return None
+        if len(packet) < _HEADER.size:
+            raise MountError("the front sent half a message: it is of another version")
+        version, kind, size, value = _HEADER.unpack_from(packet)
+        if version != VERSION or size != len(packet) - _HEADER.size:
+            raise MountError(f"the front speaks version {version} of the channel, this engine {VERSION}")
+        return Message(kind, value, packet[_HEADER.size :])
+
+    def send(self, kind: Kind, value: int = 0, body: bytes = b"", descriptor: int | None = None) -> None:
+        """Raises ``OSError`` if the front is gone."""
+        packet = _HEADER.pack(VERSION, kind, len(body), value) + body
+        rights = []
+        if descriptor is not None:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        self._socket.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def unpack_hello(body: bytes) -> tuple[int, int]:
+    """(pid of the front, how many engines it has started)"""
+    front_pid, engine_starts = _HELLO.unpack(body)
+    return front_pid, engine_starts
+
+
+def unpack_handles(body: bytes) -> Iterator[OpenHandle]:
+    for number, ino, flags, uid, kind, _ in _HANDLE.iter_unpack(body):
+        is_directory = bool(kind & HANDLE_DIRECTORY)
+        yield OpenHandle(number, ino, flags, uid, is_directory, bool(kind & HANDLE_PASSTHROUGH))
+
+
+def unpack_counts(body: bytes) -> FrontCounts:
+    return FrontCounts(*_COUNTS.unpack(body))
+
+
+def pack_view_settings(
+    *,
+    ttl_ns: int,
+    negative_ttl_ns: int,
+    uid: int,
+    gid: int,
+    file_mode: int,
+    dir_mode: int,
+    read_only: bool,
+    answers: bool,
+) -> bytes:
+    """``answers`` False: the front hands every request on."""
+    return _VIEW_SETTINGS.pack(
+        ttl_ns, negative_ttl_ns, uid, gid, file_mode, dir_mode, int(read_only), int(answers)
+    )

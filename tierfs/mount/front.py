@@ -1,0 +1,265 @@
+"""Who answers the kernel: pyfuse3 on ``/dev/fuse`` itself, or on a socket to the native front.
+
+Both have the same methods. The native front was there before this process, and starts another one should it
+die: see ``tierfs_native/src/main.c``. Trio thread only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+from collections.abc import Sequence
+
+import pyfuse3
+import structlog
+import trio
+
+from tierfs import mountpoint
+from tierfs.config import Settings
+from tierfs.errors import MountError
+from tierfs.fs.ops import TierfsOperations
+from tierfs.mount import channel
+from tierfs.mount.channel import Channel, FrontCounts, Kind, OpenHandle
+
+log = structlog.get_logger(__name__)
+
+REQUESTS_FD = 3
+CHANNEL_FD = 4
+REPORT_FD = 5
+"""Descriptors that a front gives to its engine (``tierfs_native/src/engine.h``)."""
+CONNECTION_POLL_S = 0.25
+LAST_REQUESTS_S = 0.5
+MNT_DETACH = 2
+COUNTS_TIMEOUT_S = 1.0
+_MOUNT_FLAGS = {
+    "ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "sync": 16, "dirsync": 128, "noatime": 1024,
+    "nodiratime": 2048, "relatime": 1 << 21, "strictatime": 1 << 24, "lazytime": 1 << 25,
+}  # fmt: skip
+_OPPOSITES = {
+    "rw": "ro",
+    "suid": "nosuid",
+    "dev": "nodev",
+    "exec": "noexec",
+    "atime": "noatime",
+    "async": "sync",
+}
+"""Source: mount(8), mount(2), include/uapi/linux/mount.h."""
+
+
+def kernel_options(settings: Settings) -> set[str]:
+    options = {"default_permissions", *settings.kernel_options}
+    if settings.allow_other:
+        options.add("allow_other")
+    if settings.read_only:
+        options.add("ro")
+    return options
+
+
+class PythonFront:
+    """pyfuse3 reads ``/dev/fuse``; the mount ends with this process."""
+
+    kind = "python"
+    open_handles: Sequence[OpenHandle] = ()
+    is_reattached = False
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        self._mounted = False
+
+    async def mount(self, operations: TierfsOperations, settings: Settings) -> None:
+        """From now on requests arrive, once ``pyfuse3.main`` runs. Raises ``MountError``."""
+        name = {f"fsname={mountpoint.fsname_of(settings.source)}", "subtype=tierfs"}
+        try:
+            pyfuse3.init(operations, settings.mountpoint, kernel_options(settings) | name)
+        except RuntimeError as error:
+            raise MountError(
+                f"{settings.mountpoint}: the kernel refused the mount ({error}); 'tierfs doctor' says more"
+            ) from None
+        self._mounted = True
+
+    async def watch(self, scope: trio.CancelScope) -> None:
+        """End requests that still wait for the store when the kernel has let go of the mount.
+
+        pyfuse3 waits for every request before it returns; nobody is left to hear their answers. A lazily
+        unmounted file system keeps its connection until the last file is closed.
+        """
+        descriptor = _fuse_descriptor()
+        if descriptor is None:
+            return
+        poller = select.poll()
+        poller.register(descriptor, 0)
+        while not any(event & select.POLLERR for _, event in poller.poll(0)):  # noqa: ASYNC110 - no event to wait for
+            await trio.sleep(CONNECTION_POLL_S)
+        await trio.sleep(LAST_REQUESTS_S)
+        scope.cancel()
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """For status: which process holds the mount, and how many engines it has had."""
+        return {"pid": os.getpid(), "engine_starts": 1}
+
+    def ready(self, settings: Settings) -> None:
+        """Every part works."""
+
+    def stopping(self) -> None:
+        """The engine ends on purpose."""
+
+    async def unmount(self) -> None:
+        if self._mounted:
+            self._mounted = False
+            pyfuse3.close(unmount=True)
+
+
+def _fuse_descriptor() -> int | None:
+    """The descriptor of /dev/fuse that pyfuse3 has opened: the only one of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
+                return int(name)
+        except OSError:
+            continue
+    return None
+
+
+class NativeFront:
+    """The front process holds the mount; requests that it cannot answer come over a socket."""
+
+    kind = "native"
+
+    def __init__(self) -> None:
+        # What this process starts must not hold on to the sockets: the front could not see our end.
+        for descriptor in (REQUESTS_FD, CHANNEL_FD):
+            fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+        self._channel = Channel(CHANNEL_FD)
+        self._gone = trio.Event()
+        self._answers: dict[int, trio.MemorySendChannel[channel.Message]] = {}
+        self._initialised = False
+        self.open_handles: list[OpenHandle] = []
+        self.is_reattached = False
+        self.why = "the native front holds the mount"
+        self.pid = 0
+        self.engine_starts = 0
+
+    async def greet(self) -> None:
+        """Read what the front says first: once, before anything else. Raises ``MountError``."""
+        while True:
+            message = await self._channel.receive()
+            if message is None:
+                raise MountError("the front has ended")
+            if message.kind == Kind.HELLO:
+                self.pid, self.engine_starts = channel.unpack_hello(message.body)
+                self.is_reattached = bool(message.value & channel.HELLO_REATTACHED)
+            elif message.kind == Kind.HANDLES:
+                self.open_handles += channel.unpack_handles(message.body)
+            elif message.kind == Kind.HELLO_END:
+                return
+
+    async def run(self) -> None:
+        """A task of the mount: hear what the front says, until cancelled."""
+        while True:
+            message = await self._channel.receive()
+            if message is None:
+                # Nothing can be answered any more, and the next mount waits for the state directory.
+                log.error("the front is gone; what is not in the store is kept for the next mount")
+                os._exit(1)
+            if message.kind == Kind.GONE:
+                self._gone.set()
+            elif (waiting := self._answers.pop(message.kind, None)) is not None:
+                waiting.send_nowait(message)
+
+    async def _ask(self, kind: Kind, answer: Kind, value: int = 0, body: bytes = b"") -> channel.Message:
+        sender, receiver = trio.open_memory_channel[channel.Message](1)
+        self._answers[answer] = sender
+        self._channel.send(kind, value, body)
+        return await receiver.receive()
+
+    async def mount(self, operations: TierfsOperations, settings: Settings) -> None:
+        """See ``PythonFront.mount``."""
+        try:
+            pyfuse3.init(operations, f"/dev/fd/{REQUESTS_FD}", kernel_options(settings))
+        except RuntimeError as error:
+            raise MountError(f"pyfuse3 does not take the front's socket ({error})") from None
+        self._initialised = True
+        if self.is_reattached:
+            self._channel.send(Kind.ATTACH)
+            return
+        flags, options = mount_flags(kernel_options(settings))
+        name = mountpoint.fsname_of(settings.source)
+        body = b"".join(os.fsencode(part) + b"\0" for part in (settings.mountpoint, name, options))
+        answer = await self._ask(Kind.MOUNT, Kind.MOUNTED, flags, body)
+        if answer.value:
+            raise MountError(
+                f"{settings.mountpoint}: the kernel refused the mount ({os.strerror(answer.value)}); "
+                "'tierfs doctor' says more"
+            )
+
+    async def watch(self, scope: trio.CancelScope) -> None:
+        """See ``PythonFront.watch``."""
+        await self._gone.wait()
+        pyfuse3.terminate()
+        await trio.sleep(LAST_REQUESTS_S)
+        scope.cancel()
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """See ``PythonFront.processes``."""
+        return {"pid": self.pid, "engine_starts": self.engine_starts}
+
+    def ready(self, settings: Settings) -> None:
+        """From now on a dead engine is replaced, and names are looked up in the namespace by the front."""
+        body = channel.pack_view_settings(
+            ttl_ns=int(settings.ttl_s * 1e9),
+            negative_ttl_ns=int(settings.negative_ttl_s * 1e9),
+            uid=settings.uid,
+            gid=settings.gid,
+            file_mode=settings.file_mode,
+            dir_mode=settings.dir_mode,
+            read_only=settings.read_only,
+            answers=True,
+        )
+        self._channel.send(Kind.READY, body=body)
+
+    def stopping(self) -> None:
+        """This engine ends on purpose: the front does not start another."""
+        with contextlib.suppress(OSError):
+            self._channel.send(Kind.STOPPING)
+
+    def lend(self, ino: int, descriptor: int) -> bool:
+        """Give the front a file that holds all bytes of ``ino``, before the open is answered. Never waits."""
+        try:
+            self._channel.send(Kind.BACKING, ino, descriptor=descriptor)
+        except OSError:
+            return False
+        return True
+
+    async def counts(self) -> FrontCounts | None:
+        """What the front has done so far; None if it does not say."""
+        with trio.move_on_after(COUNTS_TIMEOUT_S):
+            return channel.unpack_counts((await self._ask(Kind.COUNT, Kind.COUNTS)).body)
+        return None
+
+    async def unmount(self) -> None:
+        if not self._initialised:
+            return
+        self._initialised = False
+        await self._ask(Kind.UNMOUNT, Kind.UNMOUNTED, MNT_DETACH)
+        pyfuse3.close(unmount=False)
+
+
+def mount_flags(options: set[str]) -> tuple[int, str]:
+    """Flags for mount(2), and the options that go to the file system as text."""
+    flags = _MOUNT_FLAGS["nosuid"] | _MOUNT_FLAGS["nodev"]
+    rest = []
+    for option in sorted(options):
+        if option in _MOUNT_FLAGS:
+            flags |= _MOUNT_FLAGS[option]
+        elif option in _OPPOSITES:
+            flags &= ~_MOUNT_FLAGS[_OPPOSITES[option]]
+        else:
+            rest.append(option)
+    return flags, ",".join(rest)
+
+
+Front = PythonFront | NativeFront

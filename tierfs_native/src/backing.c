@@ -1,0 +1,234 @@
+#define _GNU_SOURCE
+#include "backing.h"
+
+#include "abi.h"
+#include "log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define BUCKETS 16384u
+
+struct inode_state {
+    struct inode_state *next;
+    uint64_t ino;
+    uint32_t opening;         /* requests on their way to the engine */
+    uint32_t opening_writers; /* of those, for writing */
+    uint32_t cached;          /* open through the page cache */
+    uint32_t passed;          /* open and passed through */
+    int32_t backing_id;       /* while passed > 0 */
+    int lent;                 /* descriptor from the engine, or -1 */
+};
+
+struct tierfs_backing {
+    pthread_mutex_t lock;
+    int device;
+    int refusal;
+    uint64_t opens;
+    struct inode_state *buckets[BUCKETS];
+};
+
+int tierfs_backing_create(struct tierfs_backing **backing)
+{
+    struct tierfs_backing *made = calloc(1, sizeof *made);
+
+    if (made == NULL)
+        return -ENOMEM;
+    made->device = -1;
+    pthread_mutex_init(&made->lock, NULL);
+    *backing = made;
+    return 0;
+}
+
+void tierfs_backing_destroy(struct tierfs_backing *backing)
+{
+    if (backing == NULL)
+        return;
+    for (uint32_t i = 0; i < BUCKETS; i++) {
+        struct inode_state *state = backing->buckets[i];
+        while (state != NULL) {
+            struct inode_state *next = state->next;
+            if (state->lent >= 0)
+                close(state->lent);
+            free(state);
+            state = next;
+        }
+    }
+    pthread_mutex_destroy(&backing->lock);
+    free(backing);
+}
+
+void tierfs_backing_set_device(struct tierfs_backing *backing, int device)
+{
+    pthread_mutex_lock(&backing->lock);
+    backing->device = device;
+    pthread_mutex_unlock(&backing->lock);
+}
+
+static struct inode_state **find(struct tierfs_backing *backing, uint64_t ino)
+{
+    struct inode_state **link = &backing->buckets[(ino * 0x9E3779B97F4A7C15u >> 32) % BUCKETS];
+
+    while (*link != NULL && (*link)->ino != ino)
+        link = &(*link)->next;
+    return link;
+}
+
+/* The state of ino, made if need be. NULL: no memory; then the inode is opened through the page cache, unseen. */
+static struct inode_state *get(struct tierfs_backing *backing, uint64_t ino)
+{
+    struct inode_state **link = find(backing, ino);
+
+    if (*link == NULL) {
+        *link = calloc(1, sizeof **link);
+        if (*link != NULL) {
+            (*link)->ino = ino;
+            (*link)->lent = -1;
+        }
+    }
+    return *link;
+}
+
+static void drop_if_unused(struct tierfs_backing *backing, uint64_t ino)
+{
+    struct inode_state **link = find(backing, ino);
+    struct inode_state *state = *link;
+
+    if (state == NULL || state->opening != 0 || state->cached != 0 || state->passed != 0)
+        return;
+    *link = state->next;
+    if (state->lent >= 0)
+        close(state->lent);
+    free(state);
+}
+
+bool tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, bool writes)
+{
+    bool passed = false;
+
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = get(backing, ino);
+    if (state != NULL) {
+        state->opening++;
+        state->opening_writers += writes ? 1u : 0u;
+        passed = state->passed != 0;
+    }
+    pthread_mutex_unlock(&backing->lock);
+    return passed;
+}
+
+void tierfs_backing_lend(struct tierfs_backing *backing, uint64_t ino, int descriptor)
+{
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = *find(backing, ino);
+    if (state != NULL && state->lent < 0) {
+        state->lent = descriptor;
+        descriptor = -1;
+    }
+    pthread_mutex_unlock(&backing->lock);
+    if (descriptor >= 0)
+        close(descriptor);
+}
+
+static void register_file(struct tierfs_backing *backing, struct inode_state *state)
+{
+    struct fuse_backing_map map = {.fd = state->lent};
+
+    if (backing->device < 0 || state->lent < 0)
+        return;
+    int id = ioctl(backing->device, FUSE_DEV_IOC_BACKING_OPEN, &map);
+    if (id > 0) {
+        state->backing_id = id;
+        return;
+    }
+    if (backing->refusal == 0) {
+        backing->refusal = id < 0 ? errno : EINVAL;
+        tierfs_warning("the kernel refuses passthrough  reason=\"%s\"", strerror(backing->refusal));
+    }
+}
+
+int32_t tierfs_backing_open_ends(struct tierfs_backing *backing, uint64_t ino, bool writes, bool wanted)
+{
+    int32_t id = 0;
+
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = get(backing, ino);
+    if (state != NULL) {
+        if (state->opening > 0)
+            state->opening--;
+        if (writes && state->opening_writers > 0)
+            state->opening_writers--;
+        if (state->passed == 0 && state->cached == 0 && state->opening_writers == 0 && wanted)
+            register_file(backing, state);
+        if (state->lent >= 0 && state->opening == 0) {
+            /* The kernel has its own reference to a registered file. */
+            close(state->lent);
+            state->lent = -1;
+        }
+        id = state->backing_id;
+        if (id != 0) {
+            state->passed++;
+            backing->opens++;
+        } else {
+            state->cached++;
+        }
+    }
+    pthread_mutex_unlock(&backing->lock);
+    return id;
+}
+
+void tierfs_backing_open_failed(struct tierfs_backing *backing, uint64_t ino, bool writes)
+{
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = *find(backing, ino);
+    if (state != NULL) {
+        if (state->opening > 0)
+            state->opening--;
+        if (writes && state->opening_writers > 0)
+            state->opening_writers--;
+        drop_if_unused(backing, ino);
+    }
+    pthread_mutex_unlock(&backing->lock);
+}
+
+void tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino)
+{
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = get(backing, ino);
+    if (state != NULL)
+        state->cached++;
+    pthread_mutex_unlock(&backing->lock);
+}
+
+void tierfs_backing_released(struct tierfs_backing *backing, uint64_t ino)
+{
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = *find(backing, ino);
+    if (state != NULL) {
+        if (state->passed > 0) {
+            if (--state->passed == 0) {
+                uint32_t id = (uint32_t)state->backing_id;
+                state->backing_id = 0;
+                if (ioctl(backing->device, FUSE_DEV_IOC_BACKING_CLOSE, &id) < 0)
+                    tierfs_warning("a backing file was not closed  reason=\"%s\"", strerror(errno));
+            }
+        } else if (state->cached > 0) {
+            state->cached--;
+        }
+        drop_if_unused(backing, ino);
+    }
+    pthread_mutex_unlock(&backing->lock);
+}
+
+uint64_t tierfs_backing_opens(struct tierfs_backing *backing, int *refusal)
+{
+    pthread_mutex_lock(&backing->lock);
+    uint64_t opens = backing->opens;
+    *refusal = backing->refusal;
+    pthread_mutex_unlock(&backing->lock);
+    return opens;
+}

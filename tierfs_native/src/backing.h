@@ -1,0 +1,45 @@
+/*
+ * Which inodes are open, and how: through the kernel's page cache, or passed through to a file of a tier.
+ *
+ * The kernel's rules (fs/fuse/iomode.c of Linux 6.18; what breaks them reaches the application as EIO at open):
+ * all opens of one inode are of one kind while any is open, and all that pass through use one backing id. So the
+ * first open decides, and later ones follow. While an open for writing is on its way to the engine, which does not
+ * expect others to write behind its back, no open of that inode begins to pass through.
+ *
+ * Called from every thread; one lock, never held across a system call but the two ioctls.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct tierfs_backing;
+
+/* device: of /dev/fuse, for the ioctls; set when it is open. */
+int tierfs_backing_create(struct tierfs_backing **backing);
+void tierfs_backing_destroy(struct tierfs_backing *backing);
+void tierfs_backing_set_device(struct tierfs_backing *backing, int device);
+
+/* An open of ino is about to be relayed. True: the inode is passed through, so this open will be as well. */
+bool tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, bool writes);
+
+/* The engine has lent a file with all bytes of ino, for the next open that may pass through. Takes the descriptor. */
+void tierfs_backing_lend(struct tierfs_backing *backing, uint64_t ino, int descriptor);
+
+/*
+ * The open has been answered. wanted: the engine says that the inode may be passed through. Returns the backing id,
+ * or 0: through the page cache.
+ */
+int32_t tierfs_backing_open_ends(struct tierfs_backing *backing, uint64_t ino, bool writes, bool wanted);
+
+/* An open that began has failed. */
+void tierfs_backing_open_failed(struct tierfs_backing *backing, uint64_t ino, bool writes);
+
+/* A file without an open request of its own (create) is open through the page cache. */
+void tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino);
+
+/* One open of ino is over. */
+void tierfs_backing_released(struct tierfs_backing *backing, uint64_t ino);
+
+/* Opens that passed through, and the errno with which the kernel refuses to (0: it does not). */
+uint64_t tierfs_backing_opens(struct tierfs_backing *backing, int *refusal);

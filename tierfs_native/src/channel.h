@@ -1,0 +1,98 @@
+/*
+ * Messages between the front and the engine, beside the FUSE requests: one SOCK_SEQPACKET packet each, a fixed
+ * header and a body, little endian, both ends on one machine and of one version. tierfs/mount/channel.py is the
+ * other end and has the same numbers.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define TIERFS_CHANNEL_VERSION 1u
+#define TIERFS_CHANNEL_MAX_BYTES 65536u
+#define TIERFS_HANDLES_PER_MESSAGE 1024u
+
+enum tierfs_message {
+    /* front to engine */
+    TIERFS_HELLO = 1,     /* value: TIERFS_HELLO_*; body: struct tierfs_hello; then HANDLES messages, then HELLO_END */
+    TIERFS_HANDLES = 2,   /* body: struct tierfs_handle[]: what applications have open */
+    TIERFS_HELLO_END = 3,
+    TIERFS_MOUNTED = 4,   /* value: 0 or an errno; answers MOUNT */
+    TIERFS_UNMOUNTED = 5, /* value: 0 or an errno; answers UNMOUNT */
+    TIERFS_GONE = 6,      /* the kernel has let go of the mount */
+    TIERFS_COUNTS = 7,    /* body: struct tierfs_counts; answers COUNT */
+    /* engine to front */
+    TIERFS_MOUNT = 16,    /* body: mountpoint NUL file system name NUL options NUL */
+    TIERFS_ATTACH = 17,   /* the engine takes requests now: replay INIT and what has no answer yet */
+    TIERFS_UNMOUNT = 18,  /* value: flags of umount2(2) */
+    TIERFS_READY = 19,    /* from now on a dead engine is started again; body: struct tierfs_view_settings */
+    TIERFS_STOPPING = 20, /* the engine is about to end on purpose */
+    TIERFS_BACKING = 21,  /* value: inode; one descriptor: the file that holds all its bytes */
+    TIERFS_COUNT = 22,
+};
+
+#define TIERFS_HELLO_REATTACHED 1u /* the mount is there; an earlier engine has served it */
+
+struct tierfs_channel_header {
+    uint16_t version;
+    uint16_t kind;
+    uint32_t body_bytes;
+    uint64_t value;
+};
+
+struct tierfs_hello {
+    uint32_t front_pid;
+    uint32_t engine_starts; /* 1: the first engine of this mount */
+};
+
+#define TIERFS_HANDLE_DIRECTORY 1u
+#define TIERFS_HANDLE_PASSTHROUGH 2u
+
+struct tierfs_handle {
+    uint64_t fh; /* as the engine numbered it */
+    uint64_t ino;
+    uint32_t open_flags; /* of open(2) */
+    uint32_t uid;
+    uint32_t kind; /* TIERFS_HANDLE_* */
+    uint32_t reserved;
+};
+
+struct tierfs_view_settings {
+    uint64_t ttl_ns;
+    uint64_t negative_ttl_ns;
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t file_mode;
+    uint32_t dir_mode;
+    uint32_t read_only;
+    uint32_t answers; /* 0: every request goes to the engine */
+};
+
+struct tierfs_counts {
+    uint64_t answered;
+    uint64_t relayed;
+    uint64_t repeated; /* sent again to a later engine */
+    uint64_t passthrough_opens;
+    uint64_t notifications;
+    uint64_t notifications_refused; /* by the kernel, which had forgotten the inode or entry */
+    uint32_t passthrough_errno; /* why the kernel refuses passthrough; 0: it does not */
+    uint32_t pending;
+};
+
+_Static_assert(sizeof(struct tierfs_channel_header) == 16, "channel header");
+_Static_assert(sizeof(struct tierfs_hello) == 8, "hello");
+_Static_assert(sizeof(struct tierfs_handle) == 32, "handle");
+_Static_assert(sizeof(struct tierfs_view_settings) == 40, "view settings");
+_Static_assert(sizeof(struct tierfs_counts) == 56, "counts");
+
+struct tierfs_packet {
+    struct tierfs_channel_header header;
+    int descriptor; /* -1: none came along; else the receiver closes it */
+    char body[TIERFS_CHANNEL_MAX_BYTES];
+};
+
+/* 0 or -errno. */
+int tierfs_channel_send(int socket, uint16_t kind, uint64_t value, const void *body, size_t body_bytes);
+
+/* 1: a packet; 0: the other end is gone; -EAGAIN with MSG_DONTWAIT; -EPROTO: not what this version understands. */
+int tierfs_channel_receive(int socket, struct tierfs_packet *packet, int flags);

@@ -1,0 +1,524 @@
+/*
+ * tierfs-front: the process that holds the mount. It answers what the local state can answer, hands the rest to the
+ * engine, and starts another engine when one dies. It never waits for the network, and nothing here is Python.
+ *
+ *   tierfs-front --state-dir DIR [--workers N] [--report FD] -- ENGINE [ARGUMENT...]
+ *
+ * Threads: this one (signals, the channel, the engine's life), the workers of device.c, the three of relay.c.
+ */
+#define _GNU_SOURCE
+#include "abi.h"
+#include "answer.h"
+#include "backing.h"
+#include "channel.h"
+#include "device.h"
+#include "engine.h"
+#include "handles.h"
+#include "log.h"
+#include "relay.h"
+#include "view.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_WORKERS 16u
+#define EARLY_DEATH_S 10
+#define LONGEST_PAUSE_S 30
+#define EXIT_FAILED 1
+
+struct queued_packet {
+    struct queued_packet *next;
+    struct tierfs_packet packet;
+};
+
+struct front {
+    const char *state_dir;
+    char *const *command;
+    int report;
+    unsigned workers;
+    int signals, gone, woken; /* signalfd and two eventfds */
+    struct tierfs_engine engine;
+    time_t engine_started; /* monotonic, s */
+    unsigned pause_s;      /* before the next start */
+    time_t start_at;       /* 0: an engine is running */
+    uint32_t engine_starts;
+    bool ready, stopping, mounted;
+    struct tierfs_device *device;
+    struct tierfs_backing *backing;
+    struct tierfs_handles *handles;
+    struct tierfs_relay *relay;
+    _Atomic(struct tierfs_answers *) answers; /* NULL until the engine has told with which settings */
+    struct tierfs_view *view;
+    struct tierfs_reader *readers[MAX_WORKERS]; /* each of one worker */
+    atomic_uint_fast64_t answered;
+    /* The channel is read by this thread, and by the one that gets the engine's answers. */
+    pthread_mutex_t channel_lock;
+    struct queued_packet *packets, **packets_end;
+};
+
+static time_t now_s(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
+static void wake(int eventfd)
+{
+    uint64_t one = 1;
+
+    if (write(eventfd, &one, sizeof one) < 0)
+        tierfs_warning("an event was lost  reason=\"%s\"", strerror(errno));
+}
+
+static void tell_engine(struct front *front, uint16_t kind, uint64_t value, const void *body, size_t bytes)
+{
+    int result = front->engine.channel >= 0 ? tierfs_channel_send(front->engine.channel, kind, value, body, bytes) : 0;
+
+    if (result < 0 && result != -EPIPE && result != -ECONNRESET)
+        tierfs_warning("the engine was not told  kind=%u reason=\"%s\"", kind, strerror(-result));
+}
+
+/* -- requests, in the threads of device.c -- */
+
+static void answer(int origin, void *buffer, uint64_t unique, long result)
+{
+    struct fuse_out_header *header = buffer;
+
+    *header = (struct fuse_out_header){
+        .len = (uint32_t)(sizeof *header + (result > 0 ? (size_t)result : 0)),
+        .error = result < 0 ? (int32_t)result : 0,
+        .unique = unique,
+    };
+    /* ENOENT: the request was interrupted and nobody waits. */
+    if (write(origin, header, header->len) < 0 && errno != ENOENT && errno != ENODEV)
+        tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(errno));
+}
+
+static void handle_request(void *context, unsigned worker, void *message, size_t bytes, int origin, void *buffer)
+{
+    struct front *front = context;
+    const struct fuse_in_header *header = message;
+    struct tierfs_answers *answers = atomic_load_explicit(&front->answers, memory_order_acquire);
+    long result = TIERFS_RELAY;
+
+    if (bytes < sizeof *header || header->len != bytes)
+        return; /* never sent by a kernel; there is no number to answer to */
+    if (answers != NULL) {
+        if (front->readers[worker] == NULL && tierfs_reader_open(front->view, &front->readers[worker]) < 0)
+            front->readers[worker] = NULL;
+        if (front->readers[worker] != NULL)
+            result = tierfs_answer(answers, front->readers[worker], header, header + 1, bytes - sizeof *header,
+                                   (struct fuse_out_header *)buffer + 1,
+                                   TIERFS_REQUEST_MAX_BYTES - sizeof(struct fuse_out_header));
+    }
+    if (result == TIERFS_RELAY) {
+        tierfs_relay_request(front->relay, message, bytes, origin);
+        return;
+    }
+    atomic_fetch_add_explicit(&front->answered, 1, memory_order_relaxed);
+    if (result != TIERFS_NO_REPLY)
+        answer(origin, buffer, header->unique, result);
+}
+
+/* -- the channel -- */
+
+/* Any thread. What the main thread has to do is queued for it, in order. Returns false when the engine is gone. */
+static bool take_packets(struct front *front)
+{
+    bool open = true;
+
+    pthread_mutex_lock(&front->channel_lock);
+    while (front->engine.channel >= 0) {
+        struct queued_packet *queued = malloc(sizeof *queued);
+        if (queued == NULL)
+            break;
+        int result = tierfs_channel_receive(front->engine.channel, &queued->packet, MSG_DONTWAIT);
+        if (result == 1 && queued->packet.header.kind == TIERFS_BACKING) {
+            if (queued->packet.descriptor >= 0)
+                tierfs_backing_lend(front->backing, queued->packet.header.value, queued->packet.descriptor);
+            free(queued);
+            continue;
+        }
+        if (result == 1) {
+            queued->next = NULL;
+            *front->packets_end = queued;
+            front->packets_end = &queued->next;
+            wake(front->woken);
+            continue;
+        }
+        free(queued);
+        if (result == -EPROTO)
+            tierfs_error("the engine speaks another version on the channel");
+        open = result == -EAGAIN;
+        break;
+    }
+    pthread_mutex_unlock(&front->channel_lock);
+    return open;
+}
+
+static void take_packets_for_relay(void *context)
+{
+    (void)take_packets(context);
+}
+
+static struct queued_packet *next_packet(struct front *front)
+{
+    pthread_mutex_lock(&front->channel_lock);
+    struct queued_packet *queued = front->packets;
+    if (queued != NULL) {
+        front->packets = queued->next;
+        if (front->packets == NULL)
+            front->packets_end = &front->packets;
+    }
+    pthread_mutex_unlock(&front->channel_lock);
+    return queued;
+}
+
+/* The next of the strings in a body; NULL if it does not end inside it. */
+static const char *next_string(const struct tierfs_packet *packet, size_t *position)
+{
+    const char *start = packet->body + *position;
+    const char *end = memchr(start, '\0', packet->header.body_bytes - *position);
+
+    if (end == NULL)
+        return NULL;
+    *position += (size_t)(end - start) + 1;
+    return start;
+}
+
+static int mount_it(struct front *front, const struct tierfs_packet *packet)
+{
+    const struct tierfs_device_links links = {.handle = handle_request, .context = front, .gone = front->gone};
+    size_t position = 0;
+    const char *mountpoint = next_string(packet, &position);
+    const char *name = mountpoint != NULL ? next_string(packet, &position) : NULL;
+    const char *options = name != NULL ? next_string(packet, &position) : NULL;
+
+    if (options == NULL || front->device != NULL)
+        return -EINVAL;
+    int result =
+        tierfs_device_mount(&links, mountpoint, name, options, (unsigned long)packet->header.value, &front->device);
+    if (result < 0)
+        return result;
+    front->mounted = true;
+    tierfs_backing_set_device(front->backing, tierfs_device_descriptor(front->device));
+    tierfs_relay_set_device(front->relay, tierfs_device_descriptor(front->device));
+    tierfs_relay_attach(front->relay);
+    result = tierfs_device_start(front->device, front->workers);
+    if (result < 0)
+        (void)tierfs_device_unmount(front->device, MNT_DETACH);
+    return result;
+}
+
+/* The engine is ready to serve; from here on names are looked up without it, if it says so. */
+static void make_view(struct front *front, const struct tierfs_packet *packet)
+{
+    struct tierfs_view_settings said;
+    char path[4096];
+    int used = snprintf(path, sizeof path, "%s/namespace.lmdb", front->state_dir);
+
+    if (packet->header.body_bytes != sizeof said || used < 0 || (size_t)used >= sizeof path)
+        return;
+    memcpy(&said, packet->body, sizeof said);
+    if (said.answers == 0 || front->view != NULL)
+        return;
+    const struct tierfs_answer_settings settings = {
+        .ttl_ns = said.ttl_ns,
+        .negative_ttl_ns = said.negative_ttl_ns,
+        .uid = said.uid,
+        .gid = said.gid,
+        .file_mode = said.file_mode,
+        .dir_mode = said.dir_mode,
+        .read_only = said.read_only != 0,
+    };
+    struct tierfs_answers *answers = NULL;
+    int result = tierfs_view_open(path, &front->view);
+    if (result == 0)
+        result = tierfs_answers_open(&settings, &answers);
+    if (result < 0)
+        tierfs_warning("the front cannot read the namespace; the engine answers all  reason=\"%s\"", strerror(-result));
+    else
+        atomic_store_explicit(&front->answers, answers, memory_order_release);
+}
+
+static void tell_counts(struct front *front)
+{
+    struct tierfs_counts counts = {.answered = atomic_load(&front->answered)};
+    int refusal = 0;
+
+    counts.passthrough_opens = tierfs_backing_opens(front->backing, &refusal);
+    counts.passthrough_errno = (uint32_t)refusal;
+    tierfs_relay_counts(front->relay, &counts);
+    tell_engine(front, TIERFS_COUNTS, 0, &counts, sizeof counts);
+}
+
+static void handle_packet(struct front *front, const struct tierfs_packet *packet)
+{
+    int result;
+
+    switch (packet->header.kind) {
+    case TIERFS_MOUNT:
+        result = mount_it(front, packet);
+        tell_engine(front, TIERFS_MOUNTED, (uint64_t)-result, NULL, 0);
+        break;
+    case TIERFS_ATTACH:
+        tierfs_relay_attach(front->relay);
+        break;
+    case TIERFS_UNMOUNT:
+        result = front->device != NULL ? tierfs_device_unmount(front->device, (int)packet->header.value) : 0;
+        front->mounted = front->mounted && result < 0;
+        tell_engine(front, TIERFS_UNMOUNTED, (uint64_t)-result, NULL, 0);
+        break;
+    case TIERFS_READY:
+        front->ready = true;
+        make_view(front, packet);
+        break;
+    case TIERFS_STOPPING:
+        front->stopping = true;
+        break;
+    case TIERFS_COUNT:
+        tell_counts(front);
+        break;
+    default:
+        tierfs_warning("a message of the engine is not understood  kind=%u", packet->header.kind);
+    }
+    if (packet->descriptor >= 0)
+        close(packet->descriptor);
+}
+
+/* -- the engine's life -- */
+
+static int tell_handles(struct front *front)
+{
+    struct tierfs_hello hello = {.front_pid = (uint32_t)getpid(), .engine_starts = front->engine_starts};
+    struct tierfs_handle *handles;
+    size_t count;
+    int result = tierfs_handles_copy(front->handles, &handles, &count);
+
+    if (result < 0)
+        return result;
+    tell_engine(front, TIERFS_HELLO, front->mounted ? TIERFS_HELLO_REATTACHED : 0, &hello, sizeof hello);
+    for (size_t i = 0; i < count; i += TIERFS_HANDLES_PER_MESSAGE) {
+        size_t some = count - i < TIERFS_HANDLES_PER_MESSAGE ? count - i : TIERFS_HANDLES_PER_MESSAGE;
+        tell_engine(front, TIERFS_HANDLES, 0, handles + i, some * sizeof *handles);
+    }
+    tell_engine(front, TIERFS_HELLO_END, 0, NULL, 0);
+    free(handles);
+    return 0;
+}
+
+static int start_engine(struct front *front)
+{
+    struct tierfs_engine engine;
+    int result = tierfs_engine_start(front->command, front->report, &engine);
+
+    if (front->report >= 0)
+        close(front->report);
+    front->report = -1;
+    if (result < 0)
+        return result;
+    front->engine_starts++;
+    front->engine_started = now_s();
+    front->start_at = 0;
+    tierfs_relay_connect(front->relay, engine.requests);
+    pthread_mutex_lock(&front->channel_lock);
+    front->engine = engine;
+    pthread_mutex_unlock(&front->channel_lock);
+    return tell_handles(front);
+}
+
+/* Returns the exit status if the front has to end with it, else -1. */
+static int engine_ended(struct front *front, int status)
+{
+    bool took_long = now_s() - front->engine_started >= EARLY_DEATH_S;
+
+    (void)take_packets(front);
+    for (struct queued_packet *queued; (queued = next_packet(front)) != NULL; free(queued))
+        handle_packet(front, &queued->packet);
+    pthread_mutex_lock(&front->channel_lock);
+    close(front->engine.channel);
+    front->engine = (struct tierfs_engine){.pid = -1, .requests = -1, .channel = -1};
+    pthread_mutex_unlock(&front->channel_lock);
+    if (front->stopping || !front->ready) {
+        if (front->mounted)
+            (void)tierfs_device_unmount(front->device, MNT_DETACH);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILED;
+    }
+    front->pause_s = took_long ? 0 : front->pause_s == 0 ? 1 : 2 * front->pause_s;
+    if (front->pause_s > LONGEST_PAUSE_S)
+        front->pause_s = LONGEST_PAUSE_S;
+    /* The first death is nobody's habit yet. */
+    unsigned pause_s = front->pause_s == 1 ? 0 : front->pause_s;
+    front->start_at = now_s() + (time_t)pause_s;
+    if (WIFSIGNALED(status))
+        tierfs_error("the engine died and is started again  signal=%d pause_s=%u", WTERMSIG(status), pause_s);
+    else
+        tierfs_error("the engine ended and is started again  code=%d pause_s=%u", WEXITSTATUS(status), pause_s);
+    return -1;
+}
+
+static int reap(struct front *front)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+        if (pid == front->engine.pid) {
+            int code = engine_ended(front, status);
+            if (code >= 0)
+                return code;
+        }
+    return -1;
+}
+
+static int handle_signal(struct front *front)
+{
+    struct signalfd_siginfo info;
+
+    if (read(front->signals, &info, sizeof info) != (ssize_t)sizeof info)
+        return -1;
+    if (info.ssi_signo == SIGCHLD)
+        return reap(front);
+    if (front->engine.pid > 0)
+        kill(front->engine.pid, (int)info.ssi_signo);
+    else
+        front->stopping = true; /* between two engines: the next one is told to stop as soon as it is there */
+    return -1;
+}
+
+static void drain_event(int eventfd)
+{
+    uint64_t count;
+
+    if (read(eventfd, &count, sizeof count) < 0 && errno != EAGAIN)
+        tierfs_warning("an event cannot be read  reason=\"%s\"", strerror(errno));
+}
+
+static int run(struct front *front)
+{
+    for (;;) {
+        struct pollfd polled[] = {{front->signals, POLLIN, 0},
+                                  {front->gone, POLLIN, 0},
+                                  {front->woken, POLLIN, 0},
+                                  {front->engine.channel, POLLIN, 0}};
+        int timeout_ms = -1;
+
+        if (front->start_at != 0) {
+            if (now_s() >= front->start_at) {
+                int result = start_engine(front);
+                if (result < 0) {
+                    tierfs_error("no engine can be started  reason=\"%s\"", strerror(-result));
+                    front->start_at = now_s() + LONGEST_PAUSE_S;
+                } else if (front->stopping) {
+                    kill(front->engine.pid, SIGTERM);
+                }
+                continue;
+            }
+            timeout_ms = 1000;
+        }
+        if (poll(polled, 4, timeout_ms) < 0 && errno != EINTR)
+            return EXIT_FAILED;
+        if (polled[2].revents != 0)
+            drain_event(front->woken);
+        if (polled[3].revents != 0 && !take_packets(front) && front->engine.pid <= 0)
+            continue;
+        for (struct queued_packet *queued; (queued = next_packet(front)) != NULL; free(queued))
+            handle_packet(front, &queued->packet);
+        if (polled[1].revents != 0) {
+            drain_event(front->gone);
+            front->mounted = false;
+            front->stopping = true;
+            tell_engine(front, TIERFS_GONE, 0, NULL, 0);
+        }
+        if (polled[0].revents != 0) {
+            int code = handle_signal(front);
+            if (code >= 0)
+                return code;
+        }
+    }
+}
+
+static int prepare(struct front *front)
+{
+    struct tierfs_relay_links links = {.read_channel = take_packets_for_relay, .context = front};
+    sigset_t wanted;
+    int result;
+
+    sigemptyset(&wanted);
+    sigaddset(&wanted, SIGTERM);
+    sigaddset(&wanted, SIGINT);
+    sigaddset(&wanted, SIGCHLD);
+    if (sigprocmask(SIG_BLOCK, &wanted, NULL) < 0)
+        return -errno;
+    signal(SIGPIPE, SIG_IGN);
+    front->signals = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+    front->gone = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    front->woken = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (front->signals < 0 || front->gone < 0 || front->woken < 0)
+        return -errno;
+    pthread_mutex_init(&front->channel_lock, NULL);
+    front->packets_end = &front->packets;
+    front->engine = (struct tierfs_engine){.pid = -1, .requests = -1, .channel = -1};
+    result = tierfs_backing_create(&front->backing);
+    if (result == 0)
+        result = tierfs_handles_create(&front->handles);
+    links.backing = front->backing;
+    links.handles = front->handles;
+    return result == 0 ? tierfs_relay_create(&links, &front->relay) : result;
+}
+
+static int usage(void)
+{
+    fprintf(stderr, "usage: tierfs-front --state-dir DIR [--workers N] [--report FD] -- ENGINE [ARGUMENT...]\n");
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {{"state-dir", required_argument, NULL, 's'},
+                                            {"workers", required_argument, NULL, 'w'},
+                                            {"report", required_argument, NULL, 'r'},
+                                            {NULL, 0, NULL, 0}};
+    /* Not on the stack of main alone: threads use it until the process ends. */
+    static struct front front = {.report = -1, .workers = 2};
+    int option;
+
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option == 's')
+            front.state_dir = optarg;
+        else if (option == 'w')
+            front.workers = (unsigned)strtoul(optarg, NULL, 10);
+        else if (option == 'r')
+            front.report = (int)strtol(optarg, NULL, 10);
+        else
+            return usage();
+    }
+    if (front.state_dir == NULL || optind >= argc || front.workers < 1 || front.workers > MAX_WORKERS)
+        return usage();
+    front.command = argv + optind;
+    int result = prepare(&front);
+    if (result == 0)
+        result = start_engine(&front);
+    if (result < 0) {
+        tierfs_error("the front cannot start  reason=\"%s\"", strerror(-result));
+        return EXIT_FAILED;
+    }
+    return run(&front);
+}

@@ -1,0 +1,43 @@
+/* Requests without an answer yet, in the order in which they came. Not locked: the relay does that. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TIERFS_PENDING_BUCKETS 4096u
+
+struct tierfs_request {
+    struct tierfs_request *next_in_bucket;
+    struct tierfs_request *earlier, *later;
+    uint64_t unique;
+    int origin;
+    bool sent;    /* to the engine of now */
+    bool was_sent; /* to any engine */
+    bool sending; /* a thread is reading the message: whoever is done frees it */
+    bool answered;
+    uint32_t bytes;
+    char message[];
+};
+
+struct tierfs_pending {
+    struct tierfs_request *buckets[TIERFS_PENDING_BUCKETS];
+    struct tierfs_request *first, *last;
+    struct tierfs_request *unsent; /* the first that this engine has not got */
+    size_t count;
+    size_t bytes;
+};
+
+/* A copy of the message, at the end. NULL: no memory. */
+struct tierfs_request *tierfs_pending_add(struct tierfs_pending *pending, uint64_t unique, const void *message,
+                                          size_t bytes, int origin);
+struct tierfs_request *tierfs_pending_find(struct tierfs_pending *pending, uint64_t unique);
+
+/* Take it out; it is freed here unless somebody is sending it. */
+void tierfs_pending_remove(struct tierfs_pending *pending, struct tierfs_request *request);
+
+/* Its sending is over. */
+void tierfs_pending_sent(struct tierfs_pending *pending, struct tierfs_request *request, bool went);
+
+/* Another engine: everything is unsent. */
+void tierfs_pending_rewind(struct tierfs_pending *pending);

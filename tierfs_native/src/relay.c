@@ -1,0 +1,504 @@
+#define _GNU_SOURCE
+#include "relay.h"
+
+#include "log.h"
+#include "pending.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MESSAGE_MAX_BYTES (1024u * 1024u + 64u * 1024u)
+#define PENDING_MAX_BYTES (512u * 1024u * 1024u)
+#define NOTICES_MAX 100000u
+#define SOCKET_BUFFER_BYTES (4 * 1024 * 1024)
+
+struct notice {
+    struct notice *next;
+    size_t bytes;
+    char message[];
+};
+
+struct tierfs_relay {
+    struct tierfs_relay_links links;
+    pthread_mutex_t lock; /* guards all below but notices */
+    pthread_cond_t changed;
+    struct tierfs_pending pending;
+    int device;
+    int socket;      /* to the engine, or -1 */
+    bool attached;   /* it takes requests */
+    bool initialised; /* the kernel has its answer to INIT */
+    bool replaying;  /* an INIT was sent again; its answer is to be swallowed */
+    uint32_t last_token;
+    char init[sizeof(struct fuse_in_header) + sizeof(struct fuse_init_in)];
+    size_t init_bytes;
+    uint64_t init_unique;
+    uint64_t relayed, repeated;
+    char *answer; /* of the thread that gets the answers */
+
+    pthread_mutex_t notice_lock;
+    pthread_cond_t notice_added;
+    struct notice *notices, **notices_end;
+    uint32_t notice_count;
+    uint64_t noticed, refused;
+};
+
+/* -- to the engine -- */
+
+/* Under the lock, which is given up while the message is sent. Returns 0 or -errno. */
+static int send_request(struct tierfs_relay *relay, struct tierfs_request *request, int flags)
+{
+    int socket = relay->socket;
+    int result = 0;
+
+    request->sending = true;
+    if (request->was_sent)
+        relay->repeated++;
+    pthread_mutex_unlock(&relay->lock);
+    if (send(socket, request->message, request->bytes, MSG_NOSIGNAL | flags) < 0)
+        result = -errno;
+    pthread_mutex_lock(&relay->lock);
+    tierfs_pending_sent(&relay->pending, request, result == 0 && relay->socket == socket);
+    return result;
+}
+
+/* Sends what did not fit into the socket at once, and everything that waited for an engine. */
+static void *send_requests(void *context)
+{
+    struct tierfs_relay *relay = context;
+
+    pthread_mutex_lock(&relay->lock);
+    for (;;) {
+        while (!relay->attached || relay->pending.unsent == NULL)
+            pthread_cond_wait(&relay->changed, &relay->lock);
+        struct tierfs_request *request = relay->pending.unsent;
+        relay->pending.unsent = request->later;
+        int result = send_request(relay, request, 0);
+        if (result < 0 && relay->attached)
+            relay->attached = false; /* it is dying: the thread that gets the answers sees the end soon */
+    }
+    return NULL;
+}
+
+static bool changes_names(uint32_t opcode)
+{
+    switch (opcode) {
+    case FUSE_SYMLINK:
+    case FUSE_MKNOD:
+    case FUSE_MKDIR:
+    case FUSE_UNLINK:
+    case FUSE_RMDIR:
+    case FUSE_RENAME:
+    case FUSE_RENAME2:
+    case FUSE_LINK:
+    case FUSE_CREATE:
+    case FUSE_REMOVEXATTR:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool has_no_answer(uint32_t opcode)
+{
+    return opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET || opcode == FUSE_INTERRUPT;
+}
+
+static void answer_error(int origin, uint64_t unique, int error)
+{
+    struct fuse_out_header header = {.len = sizeof header, .error = -error, .unique = unique};
+
+    if (write(origin, &header, sizeof header) < 0 && errno != ENOENT && errno != ENODEV)
+        tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(errno));
+}
+
+/* Under the lock. What has no answer matters to a living engine only. */
+static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *header, size_t bytes)
+{
+    if (!relay->attached)
+        return;
+    if (header->opcode == FUSE_INTERRUPT) {
+        const struct fuse_interrupt_in *interrupt = (const void *)(header + 1);
+        if (bytes < sizeof *header + sizeof *interrupt)
+            return;
+        const struct tierfs_request *meant = tierfs_pending_find(&relay->pending, interrupt->unique);
+        if (meant == NULL || !meant->sent)
+            return;
+    }
+    /* Without waiting: this may be a thread that others wait for. A lost FORGET costs memory until the next start. */
+    if (send(relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN && errno != EPIPE &&
+        errno != ECONNRESET)
+        tierfs_warning("a message to the engine was lost  opcode=%u reason=\"%s\"", header->opcode, strerror(errno));
+}
+
+static void prepare_open(struct tierfs_relay *relay, struct tierfs_request *request, uint64_t ino)
+{
+    struct fuse_open_in *open = (void *)(request->message + sizeof(struct fuse_in_header));
+    bool writes = (open->flags & O_ACCMODE) != O_RDONLY || (open->flags & O_TRUNC) != 0;
+
+    open->flags &= ~TIERFS_OPEN_PASSED;
+    if (tierfs_backing_open_begins(relay->links.backing, ino, writes))
+        open->flags |= TIERFS_OPEN_PASSED;
+}
+
+static void note_released(struct tierfs_relay *relay, const struct fuse_in_header *header, size_t bytes)
+{
+    const struct fuse_release_in *release = (const void *)(header + 1);
+
+    if (bytes < sizeof *header + sizeof *release)
+        return;
+    if (tierfs_handles_remove(relay->links.handles, release->fh) && header->opcode == FUSE_RELEASE)
+        tierfs_backing_released(relay->links.backing, header->nodeid);
+}
+
+void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes, int origin)
+{
+    const struct fuse_in_header *header = message;
+
+    if (header->opcode == FUSE_RELEASE || header->opcode == FUSE_RELEASEDIR)
+        note_released(relay, header, bytes);
+    pthread_mutex_lock(&relay->lock);
+    relay->relayed++;
+    if (has_no_answer(header->opcode)) {
+        pass_on(relay, header, bytes);
+        pthread_mutex_unlock(&relay->lock);
+        return;
+    }
+    while (relay->pending.bytes > PENDING_MAX_BYTES && bytes > 4096)
+        pthread_cond_wait(&relay->changed, &relay->lock);
+    struct tierfs_request *request = tierfs_pending_add(&relay->pending, header->unique, message, bytes, origin);
+    if (request == NULL) {
+        pthread_mutex_unlock(&relay->lock);
+        answer_error(origin, header->unique, ENOMEM);
+        return;
+    }
+    struct fuse_in_header *copy = (void *)request->message;
+    if (changes_names(header->opcode)) {
+        if (++relay->last_token > INT32_MAX)
+            relay->last_token = 1;
+        copy->pid = relay->last_token;
+    }
+    if (header->opcode == FUSE_OPEN && bytes >= sizeof *header + sizeof(struct fuse_open_in))
+        prepare_open(relay, request, header->nodeid);
+    if (header->opcode == FUSE_INIT && bytes >= sizeof relay->init) {
+        memcpy(relay->init, message, sizeof relay->init);
+        relay->init_bytes = sizeof relay->init;
+        relay->init_unique = header->unique;
+    }
+    if (relay->attached && relay->pending.unsent == request) {
+        relay->pending.unsent = NULL;
+        if (send_request(relay, request, MSG_DONTWAIT) < 0)
+            pthread_cond_broadcast(&relay->changed);
+    } else {
+        pthread_cond_broadcast(&relay->changed);
+    }
+    pthread_mutex_unlock(&relay->lock);
+}
+
+/* -- from the engine -- */
+
+static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *header, size_t bytes)
+{
+    const struct fuse_init_in *asked = (const void *)(relay->init + sizeof(struct fuse_in_header));
+    struct fuse_init_out *granted = (void *)(header + 1);
+    uint64_t offered = asked->flags;
+    uint64_t added = 0;
+
+    if (header->error != 0 || bytes < sizeof *header + sizeof *granted)
+        return;
+    if ((asked->flags & FUSE_INIT_EXT) != 0)
+        offered |= (uint64_t)asked->flags2 << 32;
+    added = offered & (FUSE_PARALLEL_DIROPS | FUSE_DO_READDIRPLUS | FUSE_READDIRPLUS_AUTO | FUSE_INIT_EXT);
+    if ((offered & FUSE_PASSTHROUGH) != 0) {
+        added |= FUSE_PASSTHROUGH;
+        granted->max_stack_depth = 1;
+    }
+    granted->flags |= (uint32_t)(added & UINT32_MAX);
+    granted->flags2 |= (uint32_t)(added >> 32);
+    tierfs_info("the kernel is answered  minor=%u max_write=%u max_pages=%u passthrough=%d", granted->minor,
+                granted->max_write, granted->max_pages, (offered & FUSE_PASSTHROUGH) != 0);
+}
+
+/* Nobody took the answer: the request was given up. What was opened has to be closed again. */
+static void undo_open(struct tierfs_relay *relay, const struct tierfs_handle *handle, uint64_t unique)
+{
+    struct {
+        struct fuse_in_header header;
+        struct fuse_release_in release;
+    } message = {0};
+
+    message.header.len = sizeof message;
+    message.header.opcode = (handle->kind & TIERFS_HANDLE_DIRECTORY) != 0 ? FUSE_RELEASEDIR : FUSE_RELEASE;
+    /* The kernel's are even, and those of its interrupts are odd without the highest bit. */
+    message.header.unique = unique | UINT64_C(1) << 63;
+    message.header.nodeid = handle->ino;
+    message.release.fh = handle->fh;
+    message.release.flags = handle->open_flags;
+    tierfs_relay_request(relay, &message, sizeof message, -1);
+}
+
+/* An answer to OPEN, OPENDIR or CREATE: remember the handle, and let it pass through if that can be. */
+static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request *request,
+                        struct fuse_out_header *header, size_t bytes, struct tierfs_handle *handle)
+{
+    const struct fuse_in_header *asked = (const void *)request->message;
+    const struct fuse_open_in *in = (const void *)(asked + 1);
+    size_t before = asked->opcode == FUSE_CREATE ? sizeof(struct fuse_entry_out) : 0;
+    struct fuse_open_out *out = (void *)((char *)(header + 1) + before);
+    bool is_open = asked->opcode == FUSE_OPEN;
+    bool writes = (in->flags & O_ACCMODE) != O_RDONLY || (in->flags & O_TRUNC) != 0;
+
+    if (header->error != 0 || bytes < sizeof *header + before + sizeof *out) {
+        if (is_open)
+            tierfs_backing_open_failed(relay->links.backing, asked->nodeid, writes);
+        return false;
+    }
+    *handle = (struct tierfs_handle){.fh = out->fh, .ino = asked->nodeid, .open_flags = in->flags, .uid = asked->uid};
+    handle->open_flags &= ~TIERFS_OPEN_PASSED;
+    if (asked->opcode == FUSE_CREATE) {
+        handle->ino = ((struct fuse_entry_out *)(header + 1))->nodeid;
+        tierfs_backing_created(relay->links.backing, handle->ino);
+    } else if (asked->opcode == FUSE_OPENDIR) {
+        handle->kind = TIERFS_HANDLE_DIRECTORY;
+    } else {
+        bool wanted = (out->open_flags & TIERFS_OPEN_MAY_PASS) != 0;
+        if (wanted)
+            relay->links.read_channel(relay->links.context);
+        int32_t id = tierfs_backing_open_ends(relay->links.backing, asked->nodeid, writes, wanted);
+        if (id != 0) {
+            handle->kind = TIERFS_HANDLE_PASSTHROUGH;
+            out->open_flags = (out->open_flags & FOPEN_NOFLUSH) | FOPEN_PASSTHROUGH;
+            out->backing_id = id;
+        }
+        out->open_flags &= ~TIERFS_OPEN_MAY_PASS;
+    }
+    if (tierfs_handles_add(relay->links.handles, handle) < 0)
+        tierfs_warning("no memory to remember an open file; it will not outlive the engine");
+    return true;
+}
+
+static void forward_answer(struct tierfs_relay *relay, size_t bytes)
+{
+    struct fuse_out_header *header = (void *)relay->answer;
+    struct tierfs_handle handle = {0};
+    bool opened = false;
+
+    pthread_mutex_lock(&relay->lock);
+    if (relay->replaying && header->unique == relay->init_unique) {
+        relay->replaying = false;
+        relay->attached = true;
+        pthread_cond_broadcast(&relay->changed);
+        pthread_mutex_unlock(&relay->lock);
+        return;
+    }
+    struct tierfs_request *request = tierfs_pending_find(&relay->pending, header->unique);
+    if (request == NULL) {
+        pthread_mutex_unlock(&relay->lock);
+        return; /* the engine has answered what an earlier one had answered */
+    }
+    const struct fuse_in_header *asked = (const void *)request->message;
+    int origin = request->origin;
+    uint32_t opcode = asked->opcode;
+    if (opcode == FUSE_INIT) {
+        amend_init(relay, header, bytes);
+        relay->initialised = true;
+    }
+    pthread_mutex_unlock(&relay->lock);
+    /* Only this thread takes requests out, so that the message stays where it is. */
+    if (opcode == FUSE_OPEN || opcode == FUSE_OPENDIR || opcode == FUSE_CREATE)
+        opened = note_opened(relay, request, header, bytes, &handle);
+    ssize_t written = origin >= 0 ? write(origin, relay->answer, bytes) : (ssize_t)bytes;
+    int error = written < 0 ? errno : 0;
+    pthread_mutex_lock(&relay->lock);
+    tierfs_pending_remove(&relay->pending, request);
+    pthread_cond_broadcast(&relay->changed);
+    pthread_mutex_unlock(&relay->lock);
+    if (error == 0)
+        return;
+    if (opened)
+        undo_open(relay, &handle, header->unique);
+    if (error != ENOENT && error != ENODEV) {
+        tierfs_warning("an answer was not taken  opcode=%u bytes=%zu reason=\"%s\"", opcode, bytes, strerror(error));
+        answer_error(origin, header->unique, EIO);
+    }
+}
+
+static void queue_notice(struct tierfs_relay *relay, size_t bytes)
+{
+    struct notice *notice = malloc(sizeof *notice + bytes);
+
+    if (notice == NULL)
+        return;
+    notice->next = NULL;
+    notice->bytes = bytes;
+    memcpy(notice->message, relay->answer, bytes);
+    pthread_mutex_lock(&relay->notice_lock);
+    if (relay->notice_count < NOTICES_MAX) {
+        *relay->notices_end = notice;
+        relay->notices_end = &notice->next;
+        relay->notice_count++;
+        notice = NULL;
+        pthread_cond_signal(&relay->notice_added);
+    } else {
+        relay->refused++;
+    }
+    pthread_mutex_unlock(&relay->notice_lock);
+    free(notice);
+}
+
+/* Notifications may wait for an inode lock that a request in progress holds: never from a thread that answers. */
+static void *send_notices(void *context)
+{
+    struct tierfs_relay *relay = context;
+
+    pthread_mutex_lock(&relay->notice_lock);
+    for (;;) {
+        while (relay->notices == NULL)
+            pthread_cond_wait(&relay->notice_added, &relay->notice_lock);
+        struct notice *notice = relay->notices;
+        relay->notices = notice->next;
+        if (relay->notices == NULL)
+            relay->notices_end = &relay->notices;
+        relay->notice_count--;
+        pthread_mutex_unlock(&relay->notice_lock);
+        ssize_t written = write(relay->device, notice->message, notice->bytes);
+        free(notice);
+        pthread_mutex_lock(&relay->notice_lock);
+        if (written < 0)
+            relay->refused++;
+        else
+            relay->noticed++;
+    }
+    return NULL;
+}
+
+/* Gets answers from one engine after another. */
+static void *get_answers(void *context)
+{
+    struct tierfs_relay *relay = context;
+
+    for (;;) {
+        pthread_mutex_lock(&relay->lock);
+        while (relay->socket < 0)
+            pthread_cond_wait(&relay->changed, &relay->lock);
+        int socket = relay->socket;
+        pthread_mutex_unlock(&relay->lock);
+        ssize_t bytes;
+        do
+            bytes = recv(socket, relay->answer, MESSAGE_MAX_BYTES, 0);
+        while (bytes < 0 && errno == EINTR);
+        if (bytes >= (ssize_t)sizeof(struct fuse_out_header)) {
+            if (((const struct fuse_out_header *)(const void *)relay->answer)->unique == 0)
+                queue_notice(relay, (size_t)bytes);
+            else
+                forward_answer(relay, (size_t)bytes);
+            continue;
+        }
+        pthread_mutex_lock(&relay->lock);
+        if (relay->socket == socket) {
+            relay->socket = -1;
+            relay->attached = relay->replaying = false;
+            for (struct tierfs_request *request = relay->pending.first; request != NULL; request = request->later)
+                request->sent = false;
+            tierfs_pending_rewind(&relay->pending);
+        }
+        pthread_cond_broadcast(&relay->changed);
+        pthread_mutex_unlock(&relay->lock);
+        close(socket);
+    }
+    return NULL;
+}
+
+/* -- for the main thread -- */
+
+static int start_thread(void *(*function)(void *), struct tierfs_relay *relay)
+{
+    pthread_t thread;
+    int error = pthread_create(&thread, NULL, function, relay);
+
+    if (error != 0)
+        return -error;
+    pthread_detach(thread);
+    return 0;
+}
+
+int tierfs_relay_create(const struct tierfs_relay_links *links, struct tierfs_relay **relay)
+{
+    struct tierfs_relay *made = calloc(1, sizeof *made);
+    int result;
+
+    if (made == NULL)
+        return -ENOMEM;
+    made->links = *links;
+    made->device = made->socket = -1;
+    made->notices_end = &made->notices;
+    pthread_mutex_init(&made->lock, NULL);
+    pthread_cond_init(&made->changed, NULL);
+    pthread_mutex_init(&made->notice_lock, NULL);
+    pthread_cond_init(&made->notice_added, NULL);
+    made->answer = aligned_alloc(4096, MESSAGE_MAX_BYTES);
+    if (made->answer == NULL)
+        return -ENOMEM;
+    *relay = made;
+    result = start_thread(send_requests, made);
+    if (result == 0)
+        result = start_thread(get_answers, made);
+    if (result == 0)
+        result = start_thread(send_notices, made);
+    return result;
+}
+
+void tierfs_relay_set_device(struct tierfs_relay *relay, int device)
+{
+    pthread_mutex_lock(&relay->notice_lock);
+    relay->device = device;
+    pthread_mutex_unlock(&relay->notice_lock);
+}
+
+void tierfs_relay_connect(struct tierfs_relay *relay, int socket)
+{
+    int bytes = SOCKET_BUFFER_BYTES;
+
+    /* A WRITE of 1 MiB is one packet; more than the administrator's limit needs CAP_NET_ADMIN. */
+    if (setsockopt(socket, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes) < 0)
+        tierfs_warning("the socket to the engine stays small  reason=\"%s\"", strerror(errno));
+    pthread_mutex_lock(&relay->lock);
+    while (relay->socket >= 0) /* the end of the engine before has not been seen yet */
+        pthread_cond_wait(&relay->changed, &relay->lock);
+    relay->socket = socket;
+    pthread_cond_broadcast(&relay->changed);
+    pthread_mutex_unlock(&relay->lock);
+}
+
+void tierfs_relay_attach(struct tierfs_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    if (relay->socket >= 0) {
+        if (relay->initialised) {
+            relay->replaying = true;
+            if (send(relay->socket, relay->init, relay->init_bytes, MSG_NOSIGNAL) < 0)
+                tierfs_warning("INIT was not repeated  reason=\"%s\"", strerror(errno));
+        } else {
+            relay->attached = true;
+        }
+        pthread_cond_broadcast(&relay->changed);
+    }
+    pthread_mutex_unlock(&relay->lock);
+}
+
+void tierfs_relay_counts(struct tierfs_relay *relay, struct tierfs_counts *counts)
+{
+    pthread_mutex_lock(&relay->lock);
+    counts->relayed = relay->relayed;
+    counts->repeated = relay->repeated;
+    counts->pending = (uint32_t)relay->pending.count;
+    pthread_mutex_unlock(&relay->lock);
+    pthread_mutex_lock(&relay->notice_lock);
+    counts->notifications = relay->noticed;
+    counts->notifications_refused = relay->refused;
+    pthread_mutex_unlock(&relay->notice_lock);
+}

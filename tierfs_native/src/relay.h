@@ -1,0 +1,51 @@
+/*
+ * Requests that the engine has to answer, over a SOCK_SEQPACKET socket whose other end pyfuse3 takes for /dev/fuse.
+ *
+ * Every request is kept until its answer has come. When an engine dies, the next one gets FUSE_INIT again (its answer
+ * goes nowhere: the kernel had one) and then all that was kept, in order. Requests that change names carry a number
+ * in the place of the caller's pid, the same when they are repeated, so that an engine can tell that it has done
+ * them already.
+ *
+ * tierfs_relay_request is called by the threads that read /dev/fuse, and never waits for the engine: what the socket
+ * has no room for is sent by a thread of the relay. The rest belongs to the main thread.
+ */
+#pragma once
+
+#include "abi.h"
+#include "backing.h"
+#include "channel.h"
+#include "handles.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* In the flags of FUSE_OPEN: the inode is passed through, and so will this open be. */
+#define TIERFS_OPEN_PASSED (UINT32_C(1) << 30)
+/* In the answer to FUSE_OPEN, in the place of a flag that tierfs has no use for: it may be passed through. */
+#define TIERFS_OPEN_MAY_PASS FOPEN_NONSEEKABLE
+
+struct tierfs_relay;
+
+struct tierfs_relay_links {
+    struct tierfs_backing *backing;
+    struct tierfs_handles *handles;
+    /* Take in what the engine has sent on the channel so far. Called from the thread that gets the answers. */
+    void (*read_channel)(void *context);
+    void *context;
+};
+
+int tierfs_relay_create(const struct tierfs_relay_links *links, struct tierfs_relay **relay); /* 0 or -errno */
+
+/* device: of /dev/fuse, for notifications; when it is mounted. */
+void tierfs_relay_set_device(struct tierfs_relay *relay, int device);
+
+/* A new engine, which takes no requests yet. The relay closes the socket. */
+void tierfs_relay_connect(struct tierfs_relay *relay, int socket);
+
+/* The engine takes requests from now on. */
+void tierfs_relay_attach(struct tierfs_relay *relay);
+
+/* One request; a copy is made. origin: the descriptor that it was read from, where the answer goes. */
+void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes, int origin);
+
+void tierfs_relay_counts(struct tierfs_relay *relay, struct tierfs_counts *counts);
