@@ -24,13 +24,12 @@ from tests.support.tiers import (
     nvme,
     opened_cache,
     ram,
+    read_all,
     settings_for,
     settled,
 )
 from tierfs.cache import device
-from tierfs.cache.residency import Cache
 from tierfs.config import TierSetting
-from tierfs.types import ObjectRef
 
 KINDS = ["directory", "ram", "tmpfs", "tiny", "zero", "no holes", "read only", "fails to write", "fails to read", "full",
          "flaky"]
@@ -95,14 +94,6 @@ def break_call(monkeypatch: pytest.MonkeyPatch, name: str, code: int, share: flo
 @pytest.fixture
 def store() -> RangeStore:
     return RangeStore()
-
-
-async def read_all(cache: Cache, ref: ObjectRef, step: int) -> bytes:
-    pieces = []
-    for offset in range(0, ref.size_bytes, step):
-        data = cache.read_nowait(ref, offset, step)
-        pieces.append(await cache.read(ref, offset, step) if data is None else data)
-    return b"".join(pieces)
 
 
 @pytest.mark.parametrize("size", [1, BLOCK, MIB + 1, EXTENT + 3 * BLOCK + 1])

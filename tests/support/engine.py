@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -86,3 +87,21 @@ async def running_engine(
             await trio.testing.wait_all_tasks_blocked()
             yield engine
             nursery.cancel_scope.cancel()
+
+
+def objects_in(bucket: Path) -> dict[str, bytes]:
+    """Every object that is no directory marker and not tierfs's own, by key."""
+    found: dict[str, bytes] = {}
+    for directory, _, names in os.walk(bucket):
+        for name in names:
+            path = Path(directory) / name
+            key = str(path.relative_to(bucket))
+            if not key.startswith(".tierfs"):
+                found[key] = path.read_bytes()
+    return found
+
+
+async def drained(engine: Engine) -> None:
+    """Wait until everything is in the bucket, and nothing waits to be deleted."""
+    with trio.fail_after(20):
+        assert await engine.parts.publisher.drain()

@@ -23,12 +23,12 @@ from tierfs.store.base import (
     ListPage,
     ObjectStore,
     Part,
-    StoreCapabilities,
     UnfinishedUpload,
 )
 from tierfs.store.local import LocalStore
 from tierfs.store.retry import RetryingStore
 from tierfs.store.s3 import S3Store
+from tierfs.store.wrapper import StoreWrapper
 from tierfs.types import ObjectInfo
 
 MIB = 1024 * 1024
@@ -92,29 +92,18 @@ def fake_store(server: FakeS3, **options: Any) -> Iterator[S3Store]:
         store.close()
 
 
-class PrefixedStore:
+class PrefixedStore(StoreWrapper):
     """What lies below a prefix of another store, as a store of its own."""
 
     def __init__(self, inner: ObjectStore, prefix: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._prefix = prefix
 
     def __repr__(self) -> str:
         return f"PrefixedStore({self.inner!r}, {self._prefix!r})"
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def capabilities(self) -> StoreCapabilities:
-        return self.inner.capabilities
-
     def check(self) -> None:
         self.inner.check()
-
-    def close(self) -> None:
-        self.inner.close()
 
     def list_page(
         self, prefix: str, *, recursive: bool = False, token: str | None = None, limit: int = 1000

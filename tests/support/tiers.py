@@ -154,3 +154,12 @@ async def settled(cache: Cache) -> None:
     """Wait until nothing is being removed, or copied between tiers."""
     while any(tier.is_active for tier in cache.tiers):
         await trio.sleep(0.001)
+
+
+async def read_all(cache: Cache, ref: ObjectRef, step: int = 128 * KIB) -> bytes:
+    """All of an object in steps, without waiting where that can be."""
+    pieces = []
+    for offset in range(0, ref.size_bytes, step):
+        data = cache.read_nowait(ref, offset, step)
+        pieces.append(await cache.read(ref, offset, step) if data is None else data)
+    return b"".join(pieces)

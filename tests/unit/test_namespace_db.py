@@ -35,12 +35,6 @@ def value_of(db: Database, key: bytes = KEY) -> bytes | None:
         return txn.get(key, None, txn.tables.meta)
 
 
-@pytest.fixture
-def ns(tmp_path: Path):
-    with open_namespace(tmp_path) as ns:
-        yield ns
-
-
 def test_a_new_database_has_a_root(ns: Namespace) -> None:
     root = ns.get(ROOT_INO)
     assert root.is_dir

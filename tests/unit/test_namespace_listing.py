@@ -19,17 +19,6 @@ from tierfs.types import ROOT_INO, ContentId, Inode, content_id_of_object
 CONTENT = ContentId(b"c" * 16)
 
 
-@pytest.fixture
-def ns(tmp_path: Path):
-    with open_namespace(tmp_path) as ns:
-        yield ns
-
-
-@pytest.fixture
-def refresher(ns: Namespace) -> Refresher:
-    return ns.refresher()
-
-
 async def listed(ns: Namespace, refresher: Refresher, path: str = "") -> list[str]:
     """Names of a directory after its listing has expired and been made again."""
     ns.clock.advance(61)

@@ -21,17 +21,6 @@ from tierfs.types import ROOT_INO, ContentId, Inode
 CONTENT = ContentId(b"c" * 16)
 
 
-@pytest.fixture
-def ns(tmp_path: Path):
-    with open_namespace(tmp_path) as ns:
-        yield ns
-
-
-@pytest.fixture
-def refresher(ns: Namespace) -> Refresher:
-    return ns.refresher()
-
-
 async def walk(refresher: Refresher, path: str) -> Inode:
     """What the kernel does for a path: one look-up per name."""
     ino = ROOT_INO

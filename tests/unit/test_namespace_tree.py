@@ -30,12 +30,6 @@ CONTENT = ContentId(b"c" * 16)
 LATER_NS = START_NS + 7
 
 
-@pytest.fixture
-def ns(tmp_path: Path):
-    with open_namespace(tmp_path) as ns:
-        yield ns
-
-
 def later(ns: Namespace) -> int:
     """Move the clock, so that what is touched from now on shows; returns the new time."""
     ns.clock.ns += 7

@@ -8,28 +8,19 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.support.engine import MIB, ROOT_CALLER, Engine, running_engine, settings_for
+from tests.support.engine import (
+    MIB,
+    ROOT_CALLER,
+    Engine,
+    drained,
+    objects_in,
+    running_engine,
+    settings_for,
+)
 from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable
 from tierfs.namespace import publish, tree
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO
-
-
-def objects_in(bucket: Path) -> dict[str, bytes]:
-    """Every object that is no directory marker and not tierfs's own, by key."""
-    found: dict[str, bytes] = {}
-    for directory, _, names in os.walk(bucket):
-        for name in names:
-            path = Path(directory) / name
-            key = str(path.relative_to(bucket))
-            if not key.startswith(".tierfs"):
-                found[key] = path.read_bytes()
-    return found
-
-
-async def drained(engine: Engine) -> None:
-    with trio.fail_after(20):
-        assert await engine.parts.publisher.drain()
 
 
 async def test_a_closed_file_becomes_an_object_and_stays_readable(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.support.engine import ROOT_CALLER, Engine, running_engine, settings_for
+from tests.support.engine import ROOT_CALLER, Engine, drained, objects_in, running_engine, settings_for
 from tests.support.watched_store import Hold, WatchedStore
-from tests.unit.test_publishing import drained, objects_in
 from tierfs.config import Settings
 from tierfs.fs.attributes import AttributeChange
 from tierfs.namespace import publish
@@ -38,6 +37,15 @@ async def reached(hold: Hold) -> None:
     with trio.fail_after(20):
         while not hold.reached.is_set():
             await trio.sleep(0.005)
+
+
+def assert_both_kept(engine: Engine, key: str, ours: bytes) -> None:
+    """``theirs`` at the key, and what was written here under a name beside it; nothing else."""
+    objects = objects_in(engine.bucket)
+    assert objects.pop(key) == b"theirs"
+    ((name, body),) = objects.items()
+    assert name.startswith(f"{key}.conflict-")
+    assert body == ours
 
 
 async def change_in_place(engine: Engine, ino: int, data: bytes, offset: int = 0) -> None:
@@ -152,6 +160,17 @@ def put_of_another_node(engine: Engine, name: str, data: bytes) -> None:
     draft.rename(engine.bucket / name)
 
 
+async def replaced_after_unlink(engine: Engine, store: WatchedStore) -> Hold:
+    """Our file ``a`` has been removed, and another node's is there before the deletion goes out."""
+    await engine.write_file("a", b"ours")
+    await drained(engine)
+    hold = store.hold("delete", "a")
+    await engine.names.unlink(ROOT_INO, b"a")
+    await reached(hold)
+    put_of_another_node(engine, "a", b"theirs")
+    return hold
+
+
 async def listed_names(engine: Engine) -> list[bytes]:
     await engine.parts.services.refresher.listed(ROOT_INO)
     return [name for name, _, _ in engine.names.read_directory(ROOT_INO, 0)]
@@ -190,12 +209,7 @@ async def test_another_node_writes_to_a_key_that_is_about_to_be_deleted(tmp_path
 async def test_a_listing_is_under_way_when_a_deletion_spares_what_others_wrote(tmp_path: Path) -> None:
     """It knows the other's object already, and must not take it for what was deleted."""
     async with watched_engine(settings_for(tmp_path, ttl_s=0.0, negative_ttl_s=0.0)) as (engine, store):
-        await engine.write_file("a", b"ours")
-        await drained(engine)
-        hold = store.hold("delete", "a")
-        await engine.names.unlink(ROOT_INO, b"a")
-        await reached(hold)
-        put_of_another_node(engine, "a", b"theirs")
+        hold = await replaced_after_unlink(engine, store)
         departures = engine.parts.db.tables.departures
         with departures.listing() as began:
             hold.go.set()
@@ -206,20 +220,11 @@ async def test_a_listing_is_under_way_when_a_deletion_spares_what_others_wrote(t
 
 async def test_a_new_file_meets_what_a_deletion_spared(tmp_path: Path) -> None:
     async with watched_engine(settings_for(tmp_path)) as (engine, store):
-        await engine.write_file("a", b"ours")
-        await drained(engine)
-        hold = store.hold("delete", "a")
-        await engine.names.unlink(ROOT_INO, b"a")
-        await reached(hold)
-        put_of_another_node(engine, "a", b"theirs")
+        hold = await replaced_after_unlink(engine, store)
         await engine.write_file("a", b"ours again")
         hold.go.set()
         await drained(engine)
-        objects = objects_in(engine.bucket)
-        assert objects.pop("a") == b"theirs"
-        ((name, body),) = objects.items()
-        assert name.startswith("a.conflict-")
-        assert body == b"ours again"
+        assert_both_kept(engine, "a", b"ours again")
 
 
 async def test_a_write_begins_while_the_object_is_being_moved(tmp_path: Path) -> None:
@@ -310,11 +315,7 @@ async def test_an_empty_file_does_not_overwrite_what_another_node_wrote(tmp_path
         await engine.write_file("a", b"")
         (engine.bucket / "a").write_bytes(b"theirs")
         await drained(engine)
-        objects = objects_in(engine.bucket)
-        assert objects.pop("a") == b"theirs"
-        ((name, body),) = objects.items()
-        assert name.startswith("a.conflict-")
-        assert body == b""
+        assert_both_kept(engine, "a", b"")
 
 
 async def test_a_moved_object_does_not_overwrite_what_another_node_wrote(tmp_path: Path) -> None:
@@ -324,8 +325,4 @@ async def test_a_moved_object_does_not_overwrite_what_another_node_wrote(tmp_pat
         (engine.bucket / "b").write_bytes(b"theirs")
         await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
         await drained(engine)
-        objects = objects_in(engine.bucket)
-        assert objects.pop("b") == b"theirs"
-        ((name, body),) = objects.items()
-        assert name.startswith("b.conflict-")
-        assert body == b"ours"
+        assert_both_kept(engine, "b", b"ours")

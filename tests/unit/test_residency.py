@@ -27,6 +27,7 @@ from tests.support.tiers import (
     object_file,
     opened_cache,
     ram,
+    read_all,
     settings_for,
     settled,
 )
@@ -42,14 +43,6 @@ from tierfs.types import ObjectRef
 @pytest.fixture
 def store():
     return RangeStore()
-
-
-async def read_all(cache: Cache, ref: ObjectRef, step: int = 128 * KIB) -> bytes:
-    pieces = []
-    for offset in range(0, ref.size_bytes, step):
-        data = cache.read_nowait(ref, offset, step)
-        pieces.append(await cache.read(ref, offset, step) if data is None else data)
-    return b"".join(pieces)
 
 
 @pytest.mark.parametrize("blocks", range(1, 7))

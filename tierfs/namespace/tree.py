@@ -63,12 +63,7 @@ def lookup(txn: ReadTransaction, parent: int, name: bytes) -> Inode:
     return unpack_inode(record)
 
 
-def get(txn: ReadTransaction, ino: int) -> Inode:
-    """Raises ``NotFound``."""
-    raw = txn.get(pack_u64(ino) + EPOCH_0, None, txn.tables.inode)
-    if raw is None:
-        raise NotFound(f"inode {ino}")
-    return unpack_inode(raw)
+get = records.get_inode
 
 
 def resolve(txn: ReadTransaction, path: bytes) -> Inode:

@@ -13,6 +13,7 @@ never from the trio thread: every method blocks. Raises ``errors.StoreError`` an
 ``local``      a directory
 ``retry``      repeats what is transient; what ``open_store`` returns
 ``faulty``     fails on purpose
+``wrapper``    what these two pass on
 ``counting``   how many requests, how many bytes
 =============  ========================================================================================
 """

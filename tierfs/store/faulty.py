@@ -42,10 +42,9 @@ from tierfs.store.base import (
     ListPage,
     ObjectStore,
     Part,
-    RequestCounts,
-    StoreCapabilities,
     UnfinishedUpload,
 )
+from tierfs.store.wrapper import StoreWrapper
 from tierfs.types import ObjectInfo
 
 FAULTS_ENVIRONMENT = "TIERFS_FAULTS"
@@ -168,32 +167,16 @@ class FileFaults(Faults):
         _log.info("faults changed", path=self._path, kinds=[rule.kind for rule in content.rules])
 
 
-class FaultyStore:
+class FaultyStore(StoreWrapper):
     """Wraps a store; the contract is ``base.ObjectStore``."""
 
     def __init__(self, inner: ObjectStore, faults: Faults, *,
                  sleep: Callable[[float], None] | None = None) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.faults = faults
         self._closing = threading.Event()
         self._sleep: Callable[[float], object] = sleep or self._closing.wait
         self.refreshes = 0
-
-    def __repr__(self) -> str:
-        return f"FaultyStore({self.inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def capabilities(self) -> StoreCapabilities:
-        return self.inner.capabilities
-
-    @property
-    def counts(self) -> RequestCounts:
-        counts = getattr(self.inner, "counts", None)
-        return counts if isinstance(counts, RequestCounts) else RequestCounts()
 
     def refresh_credentials(self) -> None:
         self.refreshes += 1
@@ -204,7 +187,7 @@ class FaultyStore:
 
     def close(self) -> None:
         self._closing.set()
-        self.inner.close()
+        super().close()
 
     def check(self) -> None:
         self._do("check", "", self.inner.check)

@@ -40,12 +40,11 @@ from tierfs.store.base import (
     ListPage,
     ObjectStore,
     Part,
-    RequestCounts,
-    StoreCapabilities,
     UnfinishedUpload,
     lower_names,
 )
 from tierfs.store.counting import FAILURES, RETRIES
+from tierfs.store.wrapper import StoreWrapper
 from tierfs.types import ObjectInfo
 
 _log = get_logger(__name__)
@@ -67,14 +66,14 @@ class Refreshable(Protocol):
     def refresh_credentials(self) -> None: ...
 
 
-class RetryingStore:
+class RetryingStore(StoreWrapper):
     """Wraps a store; the contract is ``base.ObjectStore``. ``timeout_s`` bounds when a retry may begin."""
 
     def __init__(self, inner: ObjectStore, *, timeout_s: float, metrics: Metrics | None = None,
                  clock: Callable[[], float] = time.monotonic,
                  sleep: Callable[[float], None] | None = None,
                  jitter: Callable[[], float] = random.random) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.retries = 0
         """Requests repeated since the store was opened."""
         self._timeout_s = timeout_s
@@ -89,23 +88,6 @@ class RetryingStore:
         self._outage_logged = False
         self._started: dict[str, dict[str, str]] = {}
 
-    def __repr__(self) -> str:
-        return f"RetryingStore({self.inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def capabilities(self) -> StoreCapabilities:
-        return self.inner.capabilities
-
-    @property
-    def counts(self) -> RequestCounts:
-        """Requests of the store below, every attempt counted."""
-        counts = getattr(self.inner, "counts", None)
-        return counts if isinstance(counts, RequestCounts) else RequestCounts()
-
     @property
     def failure(self) -> str | None:
         """The error of the last attempt if it was a transient one, else None: is the store well?"""
@@ -117,7 +99,7 @@ class RetryingStore:
 
     def close(self) -> None:
         self._closing.set()
-        self.inner.close()
+        super().close()
 
     def check(self) -> None:
         """Gives up after 10 s, so that ``tierfs mount`` can say what is wrong while somebody waits."""
