@@ -1,15 +1,31 @@
-"""Room in a tier for blocks that are being fetched. Trio thread only, except ``Fill.write``."""
+"""Room in a tier for blocks that are being fetched, from the promise of room to the bytes in their file.
+
+Trio thread only, except ``Fill.write``. A fill holds its extent ``busy``, so that it is not evicted, and its
+room in the ledger. A content that is forgotten meanwhile leaves its fills ``dead``: they end like any other,
+and what they wrote is removed.
+
+A file is made only when the committed index knows nothing of the content, and not while an old one is being
+removed: else the index would call its holes data.
+"""
 
 from __future__ import annotations
 
 import os
+from typing import Protocol
+
+import trio
 
 from tierfs.cache import blocks, device, record
 from tierfs.cache.blocks import EXTENT_BLOCKS
+from tierfs.cache.eviction import Evictor
+from tierfs.cache.health import TierHealth
+from tierfs.cache.index import IndexWriteFailed, TierIndex
+from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
+from tierfs.cache.presence import Presence
 from tierfs.cache.record import Extent
-from tierfs.cache.segments import OWN_FILE, segment_path
-from tierfs.types import BLOCK_SIZE_BYTES, ObjectRef
+from tierfs.cache.segments import OWN_FILE, PACKED_BYTES, Segments, segment_path
+from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 
 class Fill:
@@ -61,3 +77,145 @@ class Fill:
             device.pwrite_all(fd, data, self.place_bytes + self.offset_bytes)
         finally:
             os.close(fd)
+
+
+class FillableTier(Protocol):
+    """What filling needs of a tier; see ``Tier``."""
+
+    root: str
+    index: TierIndex
+    ledger: Ledger
+    health: TierHealth
+    segments: Segments
+    presence: Presence
+    evictor: Evictor
+    can_punch: bool
+    commit_wanted: trio.Event
+
+    @property
+    def takes_clean(self) -> bool: ...
+    def is_being_removed(self, content_id: ContentId) -> bool: ...
+    def note_change(self) -> None: ...
+    async def wait_change(self) -> None: ...
+    async def commit(self) -> None: ...
+
+
+class Fills:
+    """The fills of one tier, by content."""
+
+    def __init__(self, tier: FillableTier) -> None:
+        self._tier = tier
+        self._fills: dict[ContentId, list[Fill]] = {}
+
+    def __contains__(self, content_id: ContentId) -> bool:
+        return content_id in self._fills
+
+    def __len__(self) -> int:
+        """Contents that are being filled."""
+        return len(self._fills)
+
+    def extents_of(self, content_id: ContentId) -> set[int]:
+        """Extents of that content that are being filled."""
+        return {fill.extent_no for fill in self._fills.get(content_id, ()) if not fill.dead}
+
+    def give_up(self, content_id: ContentId) -> None:
+        """The content has been forgotten: nobody wants what is on the way."""
+        for fill in self._fills.get(content_id, ()):
+            fill.dead = True
+
+    async def reserve(self, ref: ObjectRef, extent_no: int, first: int, count: int) -> Fill | None:
+        """Room for ``count`` absent blocks from bit ``first``; None if the tier cannot take them."""
+        tier, content_id = self._tier, ref.content_id
+        while True:
+            if not tier.takes_clean:
+                return None
+            if tier.is_being_removed(content_id):
+                await tier.wait_change()
+                continue
+            packs = self._can_pack(ref, first, count)
+            if packs:
+                create = False
+                break
+            create = not tier.presence.has_file(content_id)
+            if create and content_id not in self._fills and tier.index.committed_has(content_id):
+                try:
+                    await tier.commit()
+                except IndexWriteFailed:
+                    return None
+                continue
+            break
+        known = tier.presence.extent(content_id, extent_no)
+        if (known is not None and known.segment) or any(f.segment for f in self._fills.get(content_id, ())):
+            # It is or will be here, all of it.
+            return None
+        fill = Fill(tier.root, ref, extent_no, first, count, create=create)
+        extent = tier.presence.begin(ref, extent_no, fill.nbytes)
+        if extent is None:
+            return None
+        fill.extent = extent
+        if packs:
+            fill.pack(tier.root, *tier.segments.place(ref.size_bytes))
+        self._fills.setdefault(content_id, []).append(fill)
+        try:
+            made = await tier.evictor.make_room()
+        except BaseException:
+            self.abandon(fill)
+            raise
+        if fill.dead or not made:
+            held_too_much = not made and not tier.ledger.can_make_room(0)
+            self.abandon(fill)
+            if held_too_much:
+                tier.health.full("what is in it is pinned or dirty")
+            return None
+        return fill
+
+    def _can_pack(self, ref: ObjectRef, first: int, count: int) -> bool:
+        """That is all of a small content, of which nothing is here."""
+        return (ref.size_bytes <= PACKED_BYTES and first == 0 and count == blocks.block_count(ref.size_bytes)
+                and self._tier.can_punch and ref.content_id not in self._fills
+                and self._tier.presence.extent(ref.content_id, 0) is None)
+
+    def complete(self, fill: Fill, sums: bytes) -> bool:
+        """The bytes are in the file; ``sums`` are the checksums of the blocks. False: nobody wants them."""
+        self._end(fill)
+        if fill.dead:
+            self._remove_garbage(fill)
+            return False
+        place = (fill.segment, fill.place_bytes)
+        self._tier.presence.fulfil(fill.unit, fill.extent, fill.first, sums, fill.identity, place)
+        self._tier.commit_wanted.set()
+        self._tier.health.worked()
+        return True
+
+    def abandon(self, fill: Fill, *, wrote: bool = False) -> None:
+        """The fetch failed, or the bytes could not be written (``wrote``: some may have been)."""
+        self._end(fill)
+        if not fill.dead:
+            self._tier.presence.give_back(fill.unit, fill.extent, fill.nbytes)
+        if wrote or fill.segment:
+            self._remove_garbage(fill)
+
+    def _end(self, fill: Fill) -> None:
+        fill.extent.busy -= 1
+        fills = self._fills[fill.content_id]
+        fills.remove(fill)
+        if not fills:
+            del self._fills[fill.content_id]
+        self._tier.note_change()
+
+    def _remove_garbage(self, fill: Fill) -> None:
+        """Bytes without a record: unlink a file that has none at all, else free the range."""
+        tier = self._tier
+        if fill.segment:
+            tier.segments.remove(fill.segment)
+            tier.evictor.free_place(fill.segment, fill.place_bytes, fill.nbytes)
+            return
+        if fill.content_id in self._fills or tier.is_being_removed(fill.content_id):
+            return
+        if tier.presence.has_file(fill.content_id):
+            extent = tier.presence.extent(*fill.unit)
+            present = extent.present if extent is not None else 0
+            mask = blocks.span_mask(fill.first, fill.count) & ~present
+            tier.evictor.punch_later(fill.content_id, fill.extent_no, mask)
+        else:
+            tier.evictor.unlink_later(fill.content_id)

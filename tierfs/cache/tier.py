@@ -5,7 +5,7 @@ Trio thread only, except ``open_directory``, ``Fill.write`` and ``close_files`` 
 State shared between tasks, all of it changed without an await in between:
 
 ``presence``   what is here (see there)
-``_fills``     fetches under way by content; while there is one the content's file is not removed
+``_fills``     fetches under way by content (see ``fill``); while there is one its file is not removed
 ``_removing``  contents whose file is being unlinked, punched or taken away; fills wait for that
 
 Rules that keep wrong bytes out:
@@ -34,14 +34,14 @@ import trio
 from tierfs.cache import blocks, device, record
 from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
 from tierfs.cache.eviction import Evictor, Taken
-from tierfs.cache.fill import Fill
+from tierfs.cache.fill import Fill, Fills
 from tierfs.cache.health import TierHealth
 from tierfs.cache.index import Batch, IndexDamaged, IndexWriteFailed, TierIndex
 from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
 from tierfs.cache.presence import Presence
 from tierfs.cache.record import SUM_BYTES, Extent
-from tierfs.cache.segments import PACKED_BYTES, Segments, segment_path
+from tierfs.cache.segments import Segments, segment_path
 from tierfs.config import TierSetting
 from tierfs.log import get_logger
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
@@ -83,7 +83,6 @@ class Tier:
         self.commit_wanted = trio.Event()
         self.walked = trio.Event()
         self.lock_fd = lock_fd
-        self._fills: dict[ContentId, list[Fill]] = {}
         self._removing: dict[ContentId, int] = {}
         self._changed = trio.lowlevel.ParkingLot()
         self._commit_lock = trio.Lock()
@@ -91,6 +90,7 @@ class Tier:
         self.on_evict: Callable[[Taken], Awaitable[None]] | None = None
         """Called with each evicted unit before its bytes go: the next tier may want them."""
         self.evictor = Evictor(self)
+        self._fills = Fills(self)
 
     # life
 
@@ -250,106 +250,22 @@ class Tier:
         if stale is not None:
             os.close(stale)
 
-    # filling
+    # filling, see ``fill``
 
     async def reserve(self, ref: ObjectRef, extent_no: int, first: int, count: int) -> Fill | None:
         """Room for ``count`` absent blocks from bit ``first``; None if the tier cannot take them."""
-        content_id = ref.content_id
-        while True:
-            if not self.takes_clean:
-                return None
-            if content_id in self._removing:
-                await self.wait_change()
-                continue
-            packs = self._can_pack(ref, first, count)
-            if packs:
-                create = False
-                break
-            create = not self.presence.has_file(content_id)
-            if create and content_id not in self._fills and self.index.committed_has(content_id):
-                try:
-                    await self.commit()
-                except IndexWriteFailed:
-                    return None
-                continue
-            break
-        known = self.presence.extent(content_id, extent_no)
-        if (known is not None and known.segment) or any(f.segment for f in self._fills.get(content_id, ())):
-            # It is or will be here, all of it.
-            return None
-        fill = Fill(self.root, ref, extent_no, first, count, create=create)
-        extent = self.presence.begin(ref, extent_no, fill.nbytes)
-        if extent is None:
-            return None
-        fill.extent = extent
-        if packs:
-            fill.pack(self.root, *self.segments.place(ref.size_bytes))
-        self._fills.setdefault(content_id, []).append(fill)
-        try:
-            made = await self.evictor.make_room()
-        except BaseException:
-            self.abandon(fill)
-            raise
-        if fill.dead or not made:
-            held_too_much = not made and not self.ledger.can_make_room(0)
-            self.abandon(fill)
-            if held_too_much:
-                self.health.full("what is in it is pinned or dirty")
-            return None
-        return fill
-
-    def _can_pack(self, ref: ObjectRef, first: int, count: int) -> bool:
-        """That is all of a small content, of which nothing is here."""
-        return (ref.size_bytes <= PACKED_BYTES and first == 0 and count == blocks.block_count(ref.size_bytes)
-                and self.can_punch and ref.content_id not in self._fills
-                and self.presence.extent(ref.content_id, 0) is None)
+        return await self._fills.reserve(ref, extent_no, first, count)
 
     def complete(self, fill: Fill, sums: bytes) -> bool:
         """The bytes are in the file; ``sums`` are the checksums of the blocks. False: nobody wants them."""
-        self._end(fill)
-        if fill.dead:
-            self._remove_garbage(fill)
-            return False
-        place = (fill.segment, fill.place_bytes)
-        self.presence.fulfil(fill.unit, fill.extent, fill.first, sums, fill.identity, place)
-        self.commit_wanted.set()
-        self.health.worked()
-        return True
+        return self._fills.complete(fill, sums)
 
     def abandon(self, fill: Fill, *, wrote: bool = False) -> None:
         """The fetch failed, or the bytes could not be written (``wrote``: some may have been)."""
-        self._end(fill)
-        if not fill.dead:
-            self.presence.give_back(fill.unit, fill.extent, fill.nbytes)
-        if wrote or fill.segment:
-            self._remove_garbage(fill)
+        self._fills.abandon(fill, wrote=wrote)
 
-    def _end(self, fill: Fill) -> None:
-        fill.extent.busy -= 1
-        fills = self._fills[fill.content_id]
-        fills.remove(fill)
-        if not fills:
-            del self._fills[fill.content_id]
-        self.note_change()
-
-    def _remove_garbage(self, fill: Fill) -> None:
-        """Bytes without a record: unlink a file that has none at all, else free the range."""
-        if fill.segment:
-            self.segments.remove(fill.segment)
-            self.evictor.free_place(fill.segment, fill.place_bytes, fill.nbytes)
-            return
-        if fill.content_id in self._fills or fill.content_id in self._removing:
-            return
-        if self.presence.has_file(fill.content_id):
-            extent = self.presence.extent(*fill.unit)
-            present = extent.present if extent is not None else 0
-            mask = blocks.span_mask(fill.first, fill.count) & ~present
-            self.evictor.punch_later(fill.content_id, fill.extent_no, mask)
-        else:
-            self.evictor.unlink_later(fill.content_id)
-
-    def _filling(self, content_id: ContentId) -> set[int]:
-        return {fill.extent_no for fill in self._fills.get(content_id, ()) if not fill.dead}
+    def has_fills(self, content_id: ContentId) -> bool:
+        return content_id in self._fills
 
     # changing what is there
 
@@ -365,15 +281,14 @@ class Tier:
 
     def forget_records(self, content_id: ContentId) -> int:
         """Nothing of that content counts as here any more; returns the accounted bytes. The file stays."""
-        freed = self.presence.forget(content_id, self._filling(content_id))
-        for fill in self._fills.get(content_id, ()):
-            fill.dead = True
+        freed = self.presence.forget(content_id, self._fills.extents_of(content_id))
+        self._fills.give_up(content_id)
         self.commit_wanted.set()
         return freed
 
     def set_pinned(self, content_id: ContentId, pinned: bool) -> None:
         """From now on (not) to be evicted; what is not here yet is pinned as it comes."""
-        self.presence.set_pinned(content_id, pinned, self._filling(content_id))
+        self.presence.set_pinned(content_id, pinned, self._fills.extents_of(content_id))
         self.commit_wanted.set()
 
     async def surrender(self, content_id: ContentId) -> dict[int, int]:
@@ -417,9 +332,6 @@ class Tier:
 
     def has_file(self, content_id: ContentId) -> bool:
         return self.presence.has_file(content_id)
-
-    def has_fills(self, content_id: ContentId) -> bool:
-        return content_id in self._fills
 
     @property
     def is_active(self) -> bool:
