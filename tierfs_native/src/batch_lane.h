@@ -1,0 +1,77 @@
+/* What the parts of the batch reader share: batch_plan.c resolves, batch_read.c reads. */
+#pragma once
+
+#include "batch.h"
+
+#define TIERFS_SEGMENT_FILES 64u /* a power of two */
+
+/* So much is read between two looks at the index. */
+#define TIERFS_WINDOW_PIECES 256
+#define TIERFS_WINDOW_BYTES (UINT64_C(64) << 20)
+
+#define TIERFS_TIER_PATH 48 /* objects/ab/<32 hex> and a NUL */
+
+/* A part of a file that one extent of one tier holds. */
+struct tierfs_piece {
+    size_t file;
+    unsigned tier;
+    uint32_t extent_no;
+    uint64_t segment, place_bytes; /* segment 0: a file of the content's own */
+    uint64_t offset_bytes; /* in the content */
+    uint32_t length;
+    size_t first_sum;
+    uint32_t sum_count;
+    /* while it is read: */
+    int descriptor;
+    bool owns_descriptor;
+    bool from_device;
+    uint32_t done;
+};
+
+/*
+ * A segment that is open during one call. Not longer: the space of a segment that the engine has removed is free only
+ * when the last descriptor is closed.
+ */
+struct tierfs_segment_file {
+    uint64_t segment; /* 0: free */
+    unsigned tier;
+    int descriptor;
+};
+
+/* A directory that this call has resolved already. */
+struct tierfs_known_directory {
+    const char *path;
+    size_t path_bytes;
+    uint64_t call; /* in which it was resolved: others do not count */
+    enum tierfs_outcome outcome;
+    uint64_t ino;
+    int64_t listed_until_ns;
+};
+
+#define TIERFS_KNOWN_DIRECTORIES 1024u /* a power of two */
+
+struct tierfs_lane {
+    const struct tierfs_batch *batch;
+    struct tierfs_reader *names;
+    struct tierfs_index_reader *indexes[TIERFS_BATCH_TIERS];
+    uint64_t snapshots[TIERFS_BATCH_TIERS]; /* of the indexes, when the plan was made */
+    struct tierfs_ring *ring;
+    uint64_t call;
+    struct tierfs_known_directory directories[TIERFS_KNOWN_DIRECTORIES];
+    struct tierfs_segment_file segment_files[TIERFS_SEGMENT_FILES];
+    struct tierfs_piece *pieces;
+    size_t piece_count, piece_capacity;
+    uint64_t *sums;
+    size_t sum_count, sum_capacity;
+    struct tierfs_extent extent; /* scratch */
+    struct tierfs_call calls[TIERFS_WINDOW_PIECES];
+    size_t call_pieces[TIERFS_WINDOW_PIECES]; /* which piece each call is for */
+    char paths[TIERFS_WINDOW_PIECES][TIERFS_TIER_PATH];
+};
+
+/* Where the content is in that tier's index; -ENOENT if not all of that extent is, -ESTALE if it is unverified. */
+int tierfs_lane_find_extent(struct tierfs_lane *lane, unsigned tier, const struct tierfs_wanted *file,
+                            uint32_t extent_no);
+
+/* Makes sure of room for one more piece and its sums. -ENOMEM. */
+int tierfs_lane_reserve(struct tierfs_lane *lane);
