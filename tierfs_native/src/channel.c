@@ -29,7 +29,8 @@ static int take_descriptor(struct msghdr *message)
 {
     int taken = -1;
 
-    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control != NULL; control = CMSG_NXTHDR(message, control)) {
+    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control != NULL;
+         control = CMSG_NXTHDR(message, control)) {
         if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS)
             continue;
         size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -52,8 +53,10 @@ int tierfs_channel_receive(int socket, struct tierfs_packet *packet, int flags)
         char space[CMSG_SPACE(4 * sizeof(int))];
     } control;
     struct iovec parts[2] = {{&packet->header, sizeof packet->header}, {packet->body, sizeof packet->body}};
-    struct msghdr message = {
-        .msg_iov = parts, .msg_iovlen = 2, .msg_control = control.space, .msg_controllen = sizeof control.space};
+    struct msghdr message = {.msg_iov = parts,
+                             .msg_iovlen = 2,
+                             .msg_control = control.space,
+                             .msg_controllen = sizeof control.space};
     ssize_t received;
 
     packet->descriptor = -1;

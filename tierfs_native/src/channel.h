@@ -14,7 +14,8 @@
 
 enum tierfs_message {
     /* front to engine */
-    TIERFS_HELLO = 1,     /* value: TIERFS_HELLO_*; body: struct tierfs_hello; then HANDLES messages, then HELLO_END */
+    TIERFS_HELLO =
+        1,     /* value: TIERFS_HELLO_*; body: struct tierfs_hello; then HANDLES messages, then HELLO_END */
     TIERFS_HANDLES = 2,   /* body: struct tierfs_handle[]: what applications have open */
     TIERFS_HELLO_END = 3,
     TIERFS_MOUNTED = 4,   /* value: 0 or an errno; answers MOUNT */
@@ -25,9 +26,9 @@ enum tierfs_message {
     TIERFS_MOUNT = 16,    /* body: mountpoint NUL file system name NUL options NUL */
     TIERFS_ATTACH = 17,   /* the engine takes requests now: replay INIT and what has no answer yet */
     TIERFS_UNMOUNT = 18,  /* value: flags of umount2(2) */
-    TIERFS_READY = 19,    /* from now on a dead engine is started again; body: struct tierfs_view_settings */
+    TIERFS_READY = 19, /* from now on a dead engine is started again; body: struct tierfs_view_settings */
     TIERFS_STOPPING = 20, /* the engine is about to end on purpose */
-    TIERFS_BACKING = 21,  /* value: inode; one descriptor: the file that holds all its bytes */
+    TIERFS_BACKING = 21, /* value: inode; one descriptor: the file that holds all its bytes */
     TIERFS_COUNT = 22,
 };
 

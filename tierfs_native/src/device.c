@@ -51,8 +51,9 @@ int tierfs_device_mount(const struct tierfs_device_links *links, const char *mou
     if (result == 0 && (made->mountpoint == NULL || stat(mountpoint, &root) < 0))
         result = made->mountpoint == NULL ? -ENOMEM : -errno;
     if (result == 0) {
-        int used = snprintf(data, sizeof data, "fd=%d,rootmode=%o,user_id=%u,group_id=%u%s%s", made->descriptor,
-                            root.st_mode & S_IFMT, getuid(), getgid(), *options != '\0' ? "," : "", options);
+        int used =
+            snprintf(data, sizeof data, "fd=%d,rootmode=%o,user_id=%u,group_id=%u%s%s", made->descriptor,
+                     root.st_mode & S_IFMT, getuid(), getgid(), *options != '\0' ? "," : "", options);
         if (used < 0 || (size_t)used >= sizeof data)
             result = -E2BIG;
         else if (mount(name, mountpoint, "fuse.tierfs", flags, data) < 0)
@@ -94,8 +95,8 @@ static void *read_requests(void *context)
     while (message != NULL && answer != NULL) {
         ssize_t bytes = read(device->descriptor, message, TIERFS_REQUEST_MAX_BYTES);
         if (bytes > 0) {
-            device->links.handle(device->links.context, worker.number, message, (size_t)bytes, device->descriptor,
-                                 answer);
+            device->links.handle(device->links.context, worker.number, message, (size_t)bytes,
+                                 device->descriptor, answer);
         } else if (bytes == 0 || errno == ENODEV) {
             break;
         } else if (errno != EINTR && errno != EAGAIN && errno != ENOENT) {

@@ -89,7 +89,8 @@ static void wake(int eventfd)
 
 static void tell_engine(struct front *front, uint16_t kind, uint64_t value, const void *body, size_t bytes)
 {
-    int result = front->engine.channel >= 0 ? tierfs_channel_send(front->engine.channel, kind, value, body, bytes) : 0;
+    int result =
+        front->engine.channel >= 0 ? tierfs_channel_send(front->engine.channel, kind, value, body, bytes) : 0;
 
     if (result < 0 && result != -EPIPE && result != -ECONNRESET)
         tierfs_warning("the engine was not told  kind=%u reason=\"%s\"", kind, strerror(-result));
@@ -111,7 +112,8 @@ static void answer(int origin, void *buffer, uint64_t unique, long result)
         tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(errno));
 }
 
-static void handle_request(void *context, unsigned worker, void *message, size_t bytes, int origin, void *buffer)
+static void handle_request(void *context, unsigned worker, void *message, size_t bytes, int origin,
+                           void *buffer)
 {
     struct front *front = context;
     const struct fuse_in_header *header = message;
@@ -124,8 +126,8 @@ static void handle_request(void *context, unsigned worker, void *message, size_t
         if (front->readers[worker] == NULL && tierfs_reader_open(front->view, &front->readers[worker]) < 0)
             front->readers[worker] = NULL;
         if (front->readers[worker] != NULL)
-            result = tierfs_answer(answers, front->readers[worker], header, header + 1, bytes - sizeof *header,
-                                   (struct fuse_out_header *)buffer + 1,
+            result = tierfs_answer(answers, front->readers[worker], header, header + 1,
+                                   bytes - sizeof *header, (struct fuse_out_header *)buffer + 1,
                                    TIERFS_REQUEST_MAX_BYTES - sizeof(struct fuse_out_header));
     }
     if (result == TIERFS_RELAY) {
@@ -205,7 +207,8 @@ static const char *next_string(const struct tierfs_packet *packet, size_t *posit
 
 static int mount_it(struct front *front, const struct tierfs_packet *packet)
 {
-    const struct tierfs_device_links links = {.handle = handle_request, .context = front, .gone = front->gone};
+    const struct tierfs_device_links links = {
+        .handle = handle_request, .context = front, .gone = front->gone};
     size_t position = 0;
     const char *mountpoint = next_string(packet, &position);
     const char *name = mountpoint != NULL ? next_string(packet, &position) : NULL;
@@ -213,8 +216,8 @@ static int mount_it(struct front *front, const struct tierfs_packet *packet)
 
     if (options == NULL || front->device != NULL)
         return -EINVAL;
-    int result =
-        tierfs_device_mount(&links, mountpoint, name, options, (unsigned long)packet->header.value, &front->device);
+    int result = tierfs_device_mount(&links, mountpoint, name, options, (unsigned long)packet->header.value,
+                                     &front->device);
     if (result < 0)
         return result;
     front->mounted = true;
@@ -253,7 +256,8 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
     if (result == 0)
         result = tierfs_answers_open(&settings, &answers);
     if (result < 0)
-        tierfs_warning("the front cannot read the namespace; the engine answers all  reason=\"%s\"", strerror(-result));
+        tierfs_warning("the front cannot read the namespace; the engine answers all  reason=\"%s\"",
+                       strerror(-result));
     else
         atomic_store_explicit(&front->answers, answers, memory_order_release);
 }
@@ -370,7 +374,8 @@ static int engine_ended(struct front *front, int status)
     if (WIFSIGNALED(status))
         tierfs_error("the engine died and is started again  signal=%d pause_s=%u", WTERMSIG(status), pause_s);
     else
-        tierfs_error("the engine ended and is started again  code=%d pause_s=%u", WEXITSTATUS(status), pause_s);
+        tierfs_error("the engine ended and is started again  code=%d pause_s=%u", WEXITSTATUS(status),
+                     pause_s);
     return -1;
 }
 
@@ -486,7 +491,8 @@ static int prepare(struct front *front)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: tierfs-front --state-dir DIR [--workers N] [--report FD] -- ENGINE [ARGUMENT...]\n");
+    fprintf(stderr,
+            "usage: tierfs-front --state-dir DIR [--workers N] [--report FD] -- ENGINE [ARGUMENT...]\n");
     return 2;
 }
 

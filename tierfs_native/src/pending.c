@@ -8,17 +8,19 @@ static struct tierfs_request **bucket_of(struct tierfs_pending *pending, uint64_
     return &pending->buckets[(unique * 0x9E3779B97F4A7C15u >> 40) % TIERFS_PENDING_BUCKETS];
 }
 
-struct tierfs_request *tierfs_pending_add(struct tierfs_pending *pending, uint64_t unique, const void *message,
-                                          size_t bytes, int origin)
+struct tierfs_request *tierfs_pending_add(struct tierfs_pending *pending, uint64_t unique,
+                                          const void *message, size_t bytes, int origin)
 {
     struct tierfs_request **bucket = bucket_of(pending, unique);
     struct tierfs_request *request = malloc(sizeof *request + bytes);
 
     if (request == NULL)
         return NULL;
-    *request = (struct tierfs_request){
-        .next_in_bucket = *bucket, .earlier = pending->last, .unique = unique, .origin = origin,
-        .bytes = (uint32_t)bytes};
+    *request = (struct tierfs_request){.next_in_bucket = *bucket,
+                                       .earlier = pending->last,
+                                       .unique = unique,
+                                       .origin = origin,
+                                       .bytes = (uint32_t)bytes};
     memcpy(request->message, message, bytes);
     *bucket = request;
     if (pending->last != NULL)

@@ -29,8 +29,8 @@ struct tierfs_pending {
 };
 
 /* A copy of the message, at the end. NULL: no memory. */
-struct tierfs_request *tierfs_pending_add(struct tierfs_pending *pending, uint64_t unique, const void *message,
-                                          size_t bytes, int origin);
+struct tierfs_request *tierfs_pending_add(struct tierfs_pending *pending, uint64_t unique,
+                                          const void *message, size_t bytes, int origin);
 struct tierfs_request *tierfs_pending_find(struct tierfs_pending *pending, uint64_t unique);
 
 /* Take it out; it is freed here unless somebody is sending it. */

@@ -130,9 +130,10 @@ static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *hea
             return;
     }
     /* Without waiting: this may be a thread that others wait for. A lost FORGET costs memory until the next start. */
-    if (send(relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN && errno != EPIPE &&
-        errno != ECONNRESET)
-        tierfs_warning("a message to the engine was lost  opcode=%u reason=\"%s\"", header->opcode, strerror(errno));
+    if (send(relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN &&
+        errno != EPIPE && errno != ECONNRESET)
+        tierfs_warning("a message to the engine was lost  opcode=%u reason=\"%s\"", header->opcode,
+                       strerror(errno));
 }
 
 static void prepare_open(struct tierfs_relay *relay, struct tierfs_request *request, uint64_t ino)
@@ -170,7 +171,8 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
     }
     while (relay->pending.bytes > PENDING_MAX_BYTES && bytes > 4096)
         pthread_cond_wait(&relay->changed, &relay->lock);
-    struct tierfs_request *request = tierfs_pending_add(&relay->pending, header->unique, message, bytes, origin);
+    struct tierfs_request *request =
+        tierfs_pending_add(&relay->pending, header->unique, message, bytes, origin);
     if (request == NULL) {
         pthread_mutex_unlock(&relay->lock);
         answer_error(origin, header->unique, ENOMEM);
@@ -257,7 +259,8 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
             tierfs_backing_open_failed(relay->links.backing, asked->nodeid, writes);
         return false;
     }
-    *handle = (struct tierfs_handle){.fh = out->fh, .ino = asked->nodeid, .open_flags = in->flags, .uid = asked->uid};
+    *handle = (struct tierfs_handle){
+        .fh = out->fh, .ino = asked->nodeid, .open_flags = in->flags, .uid = asked->uid};
     handle->open_flags &= ~TIERFS_OPEN_PASSED;
     if (asked->opcode == FUSE_CREATE) {
         handle->ino = ((struct fuse_entry_out *)(header + 1))->nodeid;
@@ -322,7 +325,8 @@ static void forward_answer(struct tierfs_relay *relay, size_t bytes)
     if (opened)
         undo_open(relay, &handle, header->unique);
     if (error != ENOENT && error != ENODEV) {
-        tierfs_warning("an answer was not taken  opcode=%u bytes=%zu reason=\"%s\"", opcode, bytes, strerror(error));
+        tierfs_warning("an answer was not taken  opcode=%u bytes=%zu reason=\"%s\"", opcode, bytes,
+                       strerror(error));
         answer_error(origin, header->unique, EIO);
     }
 }
@@ -402,7 +406,8 @@ static void *get_answers(void *context)
         if (relay->socket == socket) {
             relay->socket = -1;
             relay->attached = relay->replaying = false;
-            for (struct tierfs_request *request = relay->pending.first; request != NULL; request = request->later)
+            for (struct tierfs_request *request = relay->pending.first; request != NULL;
+                 request = request->later)
                 request->sent = false;
             tierfs_pending_rewind(&relay->pending);
         }

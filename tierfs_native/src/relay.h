@@ -34,7 +34,8 @@ struct tierfs_relay_links {
     void *context;
 };
 
-int tierfs_relay_create(const struct tierfs_relay_links *links, struct tierfs_relay **relay); /* 0 or -errno */
+int tierfs_relay_create(const struct tierfs_relay_links *links,
+                        struct tierfs_relay **relay); /* 0 or -errno */
 
 /* device: of /dev/fuse, for notifications; when it is mounted. */
 void tierfs_relay_set_device(struct tierfs_relay *relay, int device);
