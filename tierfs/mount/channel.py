@@ -45,6 +45,7 @@ class Kind(enum.IntEnum):
     STOPPING = 20
     BACKING = 21
     COUNT = 22
+    VIEW = 23
 
 
 HELLO_REATTACHED = 1

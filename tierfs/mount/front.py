@@ -182,6 +182,7 @@ class NativeFront:
         except RuntimeError as error:
             raise MountError(f"pyfuse3 does not take the front's socket ({error})") from None
         self._initialised = True
+        self._channel.send(Kind.VIEW, body=_view_settings(settings))
         if self.is_reattached:
             self._channel.send(Kind.ATTACH)
             return
@@ -208,18 +209,8 @@ class NativeFront:
         return {"pid": self.pid, "engine_starts": self.engine_starts}
 
     def ready(self, settings: Settings) -> None:
-        """From now on a dead engine is replaced, and names are looked up in the namespace by the front."""
-        body = channel.pack_view_settings(
-            ttl_ns=int(settings.ttl_s * 1e9),
-            negative_ttl_ns=int(settings.negative_ttl_s * 1e9),
-            uid=settings.uid,
-            gid=settings.gid,
-            file_mode=settings.file_mode,
-            dir_mode=settings.dir_mode,
-            read_only=settings.read_only,
-            answers=True,
-        )
-        self._channel.send(Kind.READY, body=body)
+        """From now on a dead engine is replaced."""
+        self._channel.send(Kind.READY)
 
     def stopping(self) -> None:
         """This engine ends on purpose: the front does not start another."""
@@ -246,6 +237,20 @@ class NativeFront:
         self._initialised = False
         await self._ask(Kind.UNMOUNT, Kind.UNMOUNTED, MNT_DETACH)
         pyfuse3.close(unmount=False)
+
+
+def _view_settings(settings: Settings) -> bytes:
+    """With what the front looks names up."""
+    return channel.pack_view_settings(
+        ttl_ns=int(settings.ttl_s * 1e9),
+        negative_ttl_ns=int(settings.negative_ttl_s * 1e9),
+        uid=settings.uid,
+        gid=settings.gid,
+        file_mode=settings.file_mode,
+        dir_mode=settings.dir_mode,
+        read_only=settings.read_only,
+        answers=True,
+    )
 
 
 def mount_flags(options: set[str]) -> tuple[int, str]:

@@ -115,12 +115,10 @@ long tierfs_answer_readdir(const struct tierfs_request *request)
     if (request->body_bytes < sizeof(asked))
         return -EINVAL;
     memcpy(&asked, request->body, sizeof(asked));
-    if (!(asked.fh & TIERFS_FH_FRONT))
-        return TIERFS_RELAY;
-    if ((asked.fh & ~TIERFS_FH_FRONT) != request->header->nodeid)
+    /* Whoever opened it: the engine keeps no position either, and has listed it all before it answered. */
+    if ((asked.fh & TIERFS_FH_FRONT) != 0 && (asked.fh & ~TIERFS_FH_FRONT) != request->header->nodeid)
         return -EBADF;
     listing.capacity = asked.size < request->out_capacity ? asked.size : request->out_capacity;
-    /* The engine does not know this handle, so nothing is relayed from here on. */
     status = tierfs_find_inode(request->reader, request->header->nodeid, &directory);
     if (status == 0 && !S_ISDIR(directory.mode))
         status = -ENOTDIR;

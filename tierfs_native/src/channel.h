@@ -26,10 +26,11 @@ enum tierfs_message {
     TIERFS_MOUNT = 16,    /* body: mountpoint NUL file system name NUL options NUL */
     TIERFS_ATTACH = 17,   /* the engine takes requests now: replay INIT and what has no answer yet */
     TIERFS_UNMOUNT = 18,  /* value: flags of umount2(2) */
-    TIERFS_READY = 19, /* from now on a dead engine is started again; body: struct tierfs_view_settings */
+    TIERFS_READY = 19, /* from now on a dead engine is started again */
     TIERFS_STOPPING = 20, /* the engine is about to end on purpose */
     TIERFS_BACKING = 21, /* value: inode; one descriptor: the file that holds all its bytes */
     TIERFS_COUNT = 22,
+    TIERFS_VIEW = 23, /* before MOUNT; body: struct tierfs_view_settings: the front may look names up */
 };
 
 #define TIERFS_HELLO_REATTACHED 1u /* the mount is there; an earlier engine has served it */

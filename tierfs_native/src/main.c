@@ -230,7 +230,7 @@ static int mount_it(struct front *front, const struct tierfs_packet *packet)
     return result;
 }
 
-/* The engine is ready to serve; from here on names are looked up without it, if it says so. */
+/* From here on names are looked up without the engine, if it says so. */
 static void make_view(struct front *front, const struct tierfs_packet *packet)
 {
     struct tierfs_view_settings said;
@@ -258,8 +258,10 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
     if (result < 0)
         tierfs_warning("the front cannot read the namespace; the engine answers all  reason=\"%s\"",
                        strerror(-result));
-    else
-        atomic_store_explicit(&front->answers, answers, memory_order_release);
+    if (result < 0)
+        return;
+    tierfs_relay_lists_plainly(front->relay);
+    atomic_store_explicit(&front->answers, answers, memory_order_release);
 }
 
 static void tell_counts(struct front *front)
@@ -290,9 +292,11 @@ static void handle_packet(struct front *front, const struct tierfs_packet *packe
         front->mounted = front->mounted && result < 0;
         tell_engine(front, TIERFS_UNMOUNTED, (uint64_t)-result, NULL, 0);
         break;
+    case TIERFS_VIEW:
+        make_view(front, packet);
+        break;
     case TIERFS_READY:
         front->ready = true;
-        make_view(front, packet);
         break;
     case TIERFS_STOPPING:
         front->stopping = true;

@@ -32,6 +32,7 @@ struct tierfs_relay {
     int socket;      /* to the engine, or -1 */
     bool attached;   /* it takes requests */
     bool initialised; /* the kernel has its answer to INIT */
+    bool lists_plainly;
     bool replaying;  /* an INIT was sent again; its answer is to be swallowed */
     uint32_t last_token;
     char init[sizeof(struct fuse_in_header) + sizeof(struct fuse_init_in)];
@@ -214,7 +215,9 @@ static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *heade
         return;
     if ((asked->flags & FUSE_INIT_EXT) != 0)
         offered |= (uint64_t)asked->flags2 << 32;
-    added = offered & (FUSE_PARALLEL_DIROPS | FUSE_DO_READDIRPLUS | FUSE_READDIRPLUS_AUTO | FUSE_INIT_EXT);
+    added = offered & (FUSE_PARALLEL_DIROPS | FUSE_DO_READDIRPLUS | FUSE_INIT_EXT);
+    if (relay->lists_plainly)
+        added |= offered & FUSE_READDIRPLUS_AUTO;
     if ((offered & FUSE_PASSTHROUGH) != 0) {
         added |= FUSE_PASSTHROUGH;
         granted->max_stack_depth = 1;
@@ -462,6 +465,13 @@ void tierfs_relay_set_device(struct tierfs_relay *relay, int device)
     pthread_mutex_lock(&relay->notice_lock);
     relay->device = device;
     pthread_mutex_unlock(&relay->notice_lock);
+}
+
+void tierfs_relay_lists_plainly(struct tierfs_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->lists_plainly = true;
+    pthread_mutex_unlock(&relay->lock);
 }
 
 void tierfs_relay_connect(struct tierfs_relay *relay, int socket)

@@ -40,6 +40,9 @@ int tierfs_relay_create(const struct tierfs_relay_links *links,
 /* device: of /dev/fuse, for notifications; when it is mounted. */
 void tierfs_relay_set_device(struct tierfs_relay *relay, int device);
 
+/* READDIR without attributes, which pyfuse3 does not know, never comes here: the kernel may choose it. Before INIT. */
+void tierfs_relay_lists_plainly(struct tierfs_relay *relay);
+
 /* A new engine, which takes no requests yet. The relay closes the socket. */
 void tierfs_relay_connect(struct tierfs_relay *relay, int socket);
 
