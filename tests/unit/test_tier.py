@@ -533,6 +533,46 @@ async def test_a_content_forgotten_while_it_is_filled_leaves_nothing(tmp_path):
         assert len(tier.ledger.policy) == 0
 
 
+async def test_a_content_forgotten_while_it_is_filled_and_filled_anew_leaves_nothing(tmp_path):
+    """The old fill ends while the new one is at work in the same file."""
+    ref, body = an_object(MIB)
+    async with opened_tier(nvme(tmp_path, 16 * MIB)) as tier:
+        old = await tier.reserve(ref, 0, 0, 2)
+        tier.evictor.forget(ref.content_id)
+        await tier.evictor.settled()
+        new = await tier.reserve(ref, 0, 4, 2)
+        for fill in (old, new):
+            fill.write(body[fill.offset_bytes : fill.offset_bytes + 2 * BLOCK])
+        assert not tier.complete(old, record.checksums(body[: 2 * BLOCK]))
+        assert tier.complete(new, record.checksums(body[4 * BLOCK : 6 * BLOCK]))
+        await tier.evictor.settled()
+        check_accounts(tier)
+        assert await read(tier, ref, 4 * BLOCK, 6 * BLOCK) == body[4 * BLOCK : 6 * BLOCK]
+
+
+async def test_a_forgotten_fill_ends_after_the_unlink_and_before_its_end(tmp_path, monkeypatch):
+    """The worker that writes makes the file anew, behind the back of the one that has just removed it."""
+    ref, body = an_object(MIB)
+    unlink = device.unlink_if_there
+    async with opened_tier(nvme(tmp_path, 16 * MIB)) as tier:
+        fill = await tier.reserve(ref, 0, 0, 2)
+
+        def end_the_fill() -> None:
+            assert not tier.complete(fill, record.checksums(body[: 2 * BLOCK]))
+
+        def unlink_and_write(path: str) -> None:
+            unlink(path)
+            monkeypatch.undo()
+            fill.write(body[: 2 * BLOCK])
+            trio.from_thread.run_sync(end_the_fill)
+
+        monkeypatch.setattr(device, "unlink_if_there", unlink_and_write)
+        tier.evictor.forget(ref.content_id)
+        await tier.evictor.settled()
+        assert not object_file(tmp_path, ref.content_id).exists()
+        check_accounts(tier)
+
+
 async def test_an_abandoned_fill_gives_everything_back(tmp_path):
     ref, body = an_object(MIB)
     async with opened_tier(nvme(tmp_path, 16 * MIB)) as tier:

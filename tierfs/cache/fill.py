@@ -2,7 +2,8 @@
 
 Trio thread only, except ``Fill.write``. A fill holds its extent ``busy``, so that it is not evicted, and its
 room in the ledger. A content that is forgotten meanwhile leaves its fills ``dead``: they end like any other,
-and what they wrote is removed.
+and what they wrote is garbage. It is removed when no other fill and no removal is at work on the content's
+file: a new fill may have begun in it, and a removal may be over for the worker and not yet for us.
 
 A file is made only when the committed index knows nothing of the content, and not while an old one is being
 removed: else the index would call its holes data.
@@ -106,6 +107,8 @@ class Fills:
     def __init__(self, tier: FillableTier) -> None:
         self._tier = tier
         self._fills: dict[ContentId, list[Fill]] = {}
+        self._garbage: dict[ContentId, dict[int, int]] = {}
+        """Blocks by extent that were written and have no record, until ``collect`` may free them."""
 
     def __contains__(self, content_id: ContentId) -> bool:
         return content_id in self._fills
@@ -179,10 +182,12 @@ class Fills:
         """The bytes are in the file; ``sums`` are the checksums of the blocks. False: nobody wants them."""
         self._end(fill)
         if fill.dead:
-            self._remove_garbage(fill)
+            self._note_garbage(fill)
+            self.collect(fill.content_id)
             return False
         place = (fill.segment, fill.place_bytes)
         self._tier.presence.fulfil(fill.unit, fill.extent, fill.first, sums, fill.identity, place)
+        self.collect(fill.content_id)
         self._tier.commit_wanted.set()
         self._tier.health.worked()
         return True
@@ -193,7 +198,8 @@ class Fills:
         if not fill.dead:
             self._tier.presence.give_back(fill.unit, fill.extent, fill.nbytes)
         if wrote or fill.segment:
-            self._remove_garbage(fill)
+            self._note_garbage(fill)
+        self.collect(fill.content_id)
 
     def _end(self, fill: Fill) -> None:
         fill.extent.busy -= 1
@@ -203,19 +209,30 @@ class Fills:
             del self._fills[fill.content_id]
         self._tier.note_change()
 
-    def _remove_garbage(self, fill: Fill) -> None:
-        """Bytes without a record: unlink a file that has none at all, else free the range."""
+    def _note_garbage(self, fill: Fill) -> None:
+        """Bytes without a record."""
         tier = self._tier
         if fill.segment:
             tier.segments.remove(fill.segment)
             tier.evictor.free_place(fill.segment, fill.place_bytes, fill.nbytes)
             return
-        if fill.content_id in self._fills or tier.is_being_removed(fill.content_id):
+        masks = self._garbage.setdefault(fill.content_id, {})
+        masks[fill.extent_no] = masks.get(fill.extent_no, 0) | blocks.span_mask(fill.first, fill.count)
+
+    def collect(self, content_id: ContentId) -> None:
+        """Remove the garbage of a content once nothing else fills or removes its file.
+
+        A file that has no records at all is unlinked, of any other the ranges are freed.
+        """
+        tier = self._tier
+        if content_id not in self._garbage or content_id in self._fills or tier.is_being_removed(content_id):
             return
-        if tier.presence.has_file(fill.content_id):
-            extent = tier.presence.extent(*fill.unit)
-            present = extent.present if extent is not None else 0
-            mask = blocks.span_mask(fill.first, fill.count) & ~present
-            tier.evictor.punch_later(fill.content_id, fill.extent_no, mask)
-        else:
-            tier.evictor.unlink_later(fill.content_id)
+        masks = self._garbage.pop(content_id)
+        if not tier.presence.has_file(content_id):
+            tier.evictor.unlink_later(content_id)
+            return
+        for extent_no, mask in masks.items():
+            extent = tier.presence.extent(content_id, extent_no)
+            unknown = mask & ~extent.present if extent is not None else mask
+            if unknown:
+                tier.evictor.punch_later(content_id, extent_no, unknown)

@@ -347,6 +347,7 @@ class Tier:
             self._removing[content_id] = left
         else:
             del self._removing[content_id]
+            self._fills.collect(content_id)
         self.note_change()
 
     def is_being_removed(self, content_id: ContentId) -> bool:
