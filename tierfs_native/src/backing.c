@@ -125,9 +125,11 @@ void tierfs_backing_lend(struct tierfs_backing *backing, uint64_t ino, int descr
 {
     pthread_mutex_lock(&backing->lock);
     struct inode_state *state = *find(backing, ino);
-    if (state != NULL && state->lent < 0) {
+    if (state != NULL) {
+        /* The newest counts: what an engine has lent that is dead, nobody keeps in place any more. */
+        int older = state->lent;
         state->lent = descriptor;
-        descriptor = -1;
+        descriptor = older;
     }
     pthread_mutex_unlock(&backing->lock);
     if (descriptor >= 0)
@@ -213,6 +215,10 @@ void tierfs_backing_released(struct tierfs_backing *backing, uint64_t ino)
             if (--state->passed == 0) {
                 uint32_t id = (uint32_t)state->backing_id;
                 state->backing_id = 0;
+                /* Nobody keeps a file in place any more that was lent before now. */
+                if (state->lent >= 0)
+                    close(state->lent);
+                state->lent = -1;
                 if (ioctl(backing->device, FUSE_DEV_IOC_BACKING_CLOSE, &id) < 0)
                     tierfs_warning("a backing file was not closed  reason=\"%s\"", strerror(errno));
             }

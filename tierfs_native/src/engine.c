@@ -12,12 +12,15 @@
 #include <unistd.h>
 
 /* Between fork and exec: only what signal-safety(7) allows. */
-static void become_engine(char *const *command, int requests, int channel, int report)
+static void become_engine(char *const *command, int requests, int channel, int report, pid_t front)
 {
     int wanted[] = {requests, channel, report};
     int moved[3];
     sigset_t none;
 
+    /* Nobody can hear its answers without the front, and the next mount waits for the state directory. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != front)
+        _exit(127);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
@@ -55,9 +58,10 @@ int tierfs_engine_start(char *const *command, int report, struct tierfs_engine *
     /* The engine's end may lack the privilege to do this by itself; without it large answers are split or refused. */
     if (setsockopt(requests[1], SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size) < 0)
         (void)setsockopt(requests[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+    pid_t front = getpid();
     pid_t pid = fork();
     if (pid == 0)
-        become_engine(command, requests[1], channel[1], report);
+        become_engine(command, requests[1], channel[1], report, front);
     result = pid < 0 ? -errno : 0;
     close(requests[1]);
     close(channel[1]);

@@ -85,15 +85,14 @@ void tierfs_pending_sent(struct tierfs_pending *pending, struct tierfs_request *
     }
     request->sent = went;
     request->was_sent = request->was_sent || went;
-    if (went)
-        skip_sent(pending);
-    else
-        tierfs_pending_rewind(pending);
+    if (!went)
+        pending->unsent = pending->first;
+    skip_sent(pending);
 }
 
 void tierfs_pending_rewind(struct tierfs_pending *pending)
 {
-    /* What is still being sent keeps that mark; its sender will find that it did not go. */
+    for (struct tierfs_request *request = pending->first; request != NULL; request = request->later)
+        request->sent = false;
     pending->unsent = pending->first;
-    skip_sent(pending);
 }

@@ -16,6 +16,7 @@ struct tierfs_request {
     bool was_sent; /* to any engine */
     bool sending; /* a thread is reading the message: whoever is done frees it */
     bool answered;
+    bool interrupted; /* whoever waits for the answer has got a signal */
     uint32_t bytes;
     char message[];
 };
@@ -39,5 +40,5 @@ void tierfs_pending_remove(struct tierfs_pending *pending, struct tierfs_request
 /* Its sending is over. */
 void tierfs_pending_sent(struct tierfs_pending *pending, struct tierfs_request *request, bool went);
 
-/* Another engine: everything is unsent. */
+/* Another engine: everything is unsent. No message is being sent meanwhile. */
 void tierfs_pending_rewind(struct tierfs_pending *pending);

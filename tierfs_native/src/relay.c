@@ -30,6 +30,7 @@ struct tierfs_relay {
     struct tierfs_pending pending;
     int device;
     int socket;      /* to the engine, or -1 */
+    unsigned senders; /* threads that are sending on it with the lock given up; it is closed after them */
     bool attached;   /* it takes requests */
     bool initialised; /* the kernel has its answer to INIT */
     bool lists_plainly;
@@ -50,6 +51,24 @@ struct tierfs_relay {
 
 /* -- to the engine -- */
 
+/* Under the lock. Who waits for that request has got a signal. */
+static void send_interrupt(struct tierfs_relay *relay, uint64_t unique)
+{
+    struct {
+        struct fuse_in_header header;
+        struct fuse_interrupt_in interrupt;
+    } message = {0};
+
+    message.header.len = sizeof message;
+    message.header.opcode = FUSE_INTERRUPT;
+    message.header.unique = unique | 1; /* as the kernel numbers them */
+    message.interrupt.unique = unique;
+    /* Without waiting: this may be a thread that others wait for. */
+    if (send(relay->socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN &&
+        errno != EPIPE && errno != ECONNRESET)
+        tierfs_warning("an interrupt was lost  reason=\"%s\"", strerror(errno));
+}
+
 /* Under the lock, which is given up while the message is sent. Returns 0 or -errno. */
 static int send_request(struct tierfs_relay *relay, struct tierfs_request *request, int flags)
 {
@@ -57,13 +76,18 @@ static int send_request(struct tierfs_relay *relay, struct tierfs_request *reque
     int result = 0;
 
     request->sending = true;
+    relay->senders++;
     if (request->was_sent)
         relay->repeated++;
     pthread_mutex_unlock(&relay->lock);
     if (send(socket, request->message, request->bytes, MSG_NOSIGNAL | flags) < 0)
         result = -errno;
     pthread_mutex_lock(&relay->lock);
-    tierfs_pending_sent(&relay->pending, request, result == 0 && relay->socket == socket);
+    if (result == 0 && request->interrupted && !request->answered)
+        send_interrupt(relay, request->unique);
+    tierfs_pending_sent(&relay->pending, request, result == 0);
+    if (--relay->senders == 0)
+        pthread_cond_broadcast(&relay->changed);
     return result;
 }
 
@@ -78,8 +102,7 @@ static void *send_requests(void *context)
             pthread_cond_wait(&relay->changed, &relay->lock);
         struct tierfs_request *request = relay->pending.unsent;
         relay->pending.unsent = request->later;
-        int result = send_request(relay, request, 0);
-        if (result < 0 && relay->attached)
+        if (send_request(relay, request, 0) < 0)
             relay->attached = false; /* it is dying: the thread that gets the answers sees the end soon */
     }
     return NULL;
@@ -109,6 +132,27 @@ static bool has_no_answer(uint32_t opcode)
     return opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET || opcode == FUSE_INTERRUPT;
 }
 
+/* What the relay itself reads of a request, behind the header. */
+static size_t body_needed(uint32_t opcode)
+{
+    switch (opcode) {
+    case FUSE_OPEN:
+    case FUSE_OPENDIR:
+        return sizeof(struct fuse_open_in);
+    case FUSE_CREATE:
+        return sizeof(struct fuse_create_in);
+    case FUSE_RELEASE:
+    case FUSE_RELEASEDIR:
+        return sizeof(struct fuse_release_in);
+    case FUSE_INIT:
+        return sizeof(struct fuse_init_in);
+    case FUSE_INTERRUPT:
+        return sizeof(struct fuse_interrupt_in);
+    default:
+        return 0;
+    }
+}
+
 static void answer_error(int origin, uint64_t unique, int error)
 {
     struct fuse_out_header header = {.len = sizeof header, .error = -error, .unique = unique};
@@ -117,20 +161,25 @@ static void answer_error(int origin, uint64_t unique, int error)
         tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(errno));
 }
 
-/* Under the lock. What has no answer matters to a living engine only. */
+/* Under the lock. The next engine has to know as well, should this one die. */
+static void note_interrupt(struct tierfs_relay *relay, const struct fuse_in_header *header)
+{
+    const struct fuse_interrupt_in *interrupt = (const void *)(header + 1);
+    struct tierfs_request *meant = tierfs_pending_find(&relay->pending, interrupt->unique);
+
+    if (meant == NULL)
+        return;
+    meant->interrupted = true;
+    if (relay->attached && meant->sent)
+        send_interrupt(relay, meant->unique);
+}
+
+/* Under the lock. FORGET matters to a living engine only; a lost one costs memory until the next start. */
 static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *header, size_t bytes)
 {
     if (!relay->attached)
         return;
-    if (header->opcode == FUSE_INTERRUPT) {
-        const struct fuse_interrupt_in *interrupt = (const void *)(header + 1);
-        if (bytes < sizeof *header + sizeof *interrupt)
-            return;
-        const struct tierfs_request *meant = tierfs_pending_find(&relay->pending, interrupt->unique);
-        if (meant == NULL || !meant->sent)
-            return;
-    }
-    /* Without waiting: this may be a thread that others wait for. A lost FORGET costs memory until the next start. */
+    /* Without waiting: this may be a thread that others wait for. */
     if (send(relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN &&
         errno != EPIPE && errno != ECONNRESET)
         tierfs_warning("a message to the engine was lost  opcode=%u reason=\"%s\"", header->opcode,
@@ -147,12 +196,10 @@ static void prepare_open(struct tierfs_relay *relay, struct tierfs_request *requ
         open->flags |= TIERFS_OPEN_PASSED;
 }
 
-static void note_released(struct tierfs_relay *relay, const struct fuse_in_header *header, size_t bytes)
+static void note_released(struct tierfs_relay *relay, const struct fuse_in_header *header)
 {
     const struct fuse_release_in *release = (const void *)(header + 1);
 
-    if (bytes < sizeof *header + sizeof *release)
-        return;
     if (tierfs_handles_remove(relay->links.handles, release->fh) && header->opcode == FUSE_RELEASE)
         tierfs_backing_released(relay->links.backing, header->nodeid);
 }
@@ -161,12 +208,22 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
 {
     const struct fuse_in_header *header = message;
 
+    if (bytes < sizeof *header)
+        return; /* never sent by a kernel; there is no number to answer to */
+    if (bytes - sizeof *header < body_needed(header->opcode)) {
+        if (!has_no_answer(header->opcode))
+            answer_error(origin, header->unique, EINVAL);
+        return;
+    }
     if (header->opcode == FUSE_RELEASE || header->opcode == FUSE_RELEASEDIR)
-        note_released(relay, header, bytes);
+        note_released(relay, header);
     pthread_mutex_lock(&relay->lock);
     relay->relayed++;
     if (has_no_answer(header->opcode)) {
-        pass_on(relay, header, bytes);
+        if (header->opcode == FUSE_INTERRUPT)
+            note_interrupt(relay, header);
+        else
+            pass_on(relay, header, bytes);
         pthread_mutex_unlock(&relay->lock);
         return;
     }
@@ -185,9 +242,9 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
             relay->last_token = 1;
         copy->pid = relay->last_token;
     }
-    if (header->opcode == FUSE_OPEN && bytes >= sizeof *header + sizeof(struct fuse_open_in))
+    if (header->opcode == FUSE_OPEN)
         prepare_open(relay, request, header->nodeid);
-    if (header->opcode == FUSE_INIT && bytes >= sizeof relay->init) {
+    if (header->opcode == FUSE_INIT) {
         memcpy(relay->init, message, sizeof relay->init);
         relay->init_bytes = sizeof relay->init;
         relay->init_unique = header->unique;
@@ -203,6 +260,23 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
 }
 
 /* -- from the engine -- */
+
+/* One packet is one message, and it has to fit into the buffer of the socket. */
+static void cap_messages(const struct tierfs_relay *relay, struct fuse_init_out *granted)
+{
+    int buffer = 0;
+    socklen_t size = sizeof buffer;
+    const uint32_t page = 4096;
+
+    if (getsockopt(relay->socket, SOL_SOCKET, SO_SNDBUF, &buffer, &size) < 0 || buffer <= 0)
+        return;
+    uint32_t pages = (uint32_t)buffer / page;
+    pages = pages > 3 ? pages - 2 : 1; /* headers, and what the kernel counts besides the bytes */
+    if (granted->max_write > pages * page)
+        granted->max_write = pages * page;
+    if ((granted->flags & FUSE_MAX_PAGES) != 0 && granted->max_pages > pages)
+        granted->max_pages = (uint16_t)pages;
+}
 
 static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *header, size_t bytes)
 {
@@ -222,6 +296,7 @@ static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *heade
         added |= FUSE_PASSTHROUGH;
         granted->max_stack_depth = 1;
     }
+    cap_messages(relay, granted);
     granted->flags |= (uint32_t)(added & UINT32_MAX);
     granted->flags2 |= (uint32_t)(added >> 32);
     tierfs_info("the kernel is answered  minor=%u max_write=%u max_pages=%u passthrough=%d", granted->minor,
@@ -367,12 +442,13 @@ static void *send_notices(void *context)
         while (relay->notices == NULL)
             pthread_cond_wait(&relay->notice_added, &relay->notice_lock);
         struct notice *notice = relay->notices;
+        int device = relay->device;
         relay->notices = notice->next;
         if (relay->notices == NULL)
             relay->notices_end = &relay->notices;
         relay->notice_count--;
         pthread_mutex_unlock(&relay->notice_lock);
-        ssize_t written = write(relay->device, notice->message, notice->bytes);
+        ssize_t written = write(device, notice->message, notice->bytes);
         free(notice);
         pthread_mutex_lock(&relay->notice_lock);
         if (written < 0)
@@ -381,6 +457,22 @@ static void *send_notices(void *context)
             relay->noticed++;
     }
     return NULL;
+}
+
+/* Nothing comes from this engine any more. */
+static void end_of_engine(struct tierfs_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->attached = relay->replaying = false;
+    /* Wakes who still sends. The number of the descriptor must not mean another file before they are through. */
+    (void)shutdown(relay->socket, SHUT_RDWR);
+    while (relay->senders != 0)
+        pthread_cond_wait(&relay->changed, &relay->lock);
+    close(relay->socket);
+    relay->socket = -1;
+    tierfs_pending_rewind(&relay->pending);
+    pthread_cond_broadcast(&relay->changed);
+    pthread_mutex_unlock(&relay->lock);
 }
 
 /* Gets answers from one engine after another. */
@@ -405,18 +497,7 @@ static void *get_answers(void *context)
                 forward_answer(relay, (size_t)bytes);
             continue;
         }
-        pthread_mutex_lock(&relay->lock);
-        if (relay->socket == socket) {
-            relay->socket = -1;
-            relay->attached = relay->replaying = false;
-            for (struct tierfs_request *request = relay->pending.first; request != NULL;
-                 request = request->later)
-                request->sent = false;
-            tierfs_pending_rewind(&relay->pending);
-        }
-        pthread_cond_broadcast(&relay->changed);
-        pthread_mutex_unlock(&relay->lock);
-        close(socket);
+        end_of_engine(relay);
     }
     return NULL;
 }
