@@ -37,8 +37,9 @@
 #include <unistd.h>
 
 #define MAX_WORKERS 16u
-#define EARLY_DEATH_S 10
-#define LONGEST_PAUSE_S 30
+#define USEFUL_MS 1000 /* an engine that has served for so long was worth starting */
+#define LONGEST_PAUSE_MS 30000
+#define MOST_PAUSE_DOUBLINGS 5
 #define EXIT_FAILED 1
 
 struct queued_packet {
@@ -53,11 +54,15 @@ struct front {
     unsigned workers;
     int signals, gone, woken; /* signalfd and two eventfds */
     struct tierfs_engine engine;
-    time_t engine_started; /* monotonic, s */
-    unsigned pause_s;      /* before the next start */
-    time_t start_at;       /* 0: an engine is running */
+    int64_t
+        ready_at_ms; /* when the engine of now said that it serves; 0: not yet. Monotonic, as start_at_ms */
+    int64_t start_at_ms; /* 0: an engine is running */
+    unsigned useless;    /* engines in a row that died before they had served for USEFUL_MS */
     uint32_t engine_starts;
-    bool ready, stopping, mounted;
+    bool ready;          /* an engine has served: from then on a dead one is replaced */
+    bool stopping;       /* an engine ends on purpose, or the kernel has let go of the mount */
+    unsigned stop_asked; /* signals that asked for it */
+    bool mounted;
     struct tierfs_device *device;
     struct tierfs_backing *backing;
     struct tierfs_handles *handles;
@@ -71,12 +76,12 @@ struct front {
     struct queued_packet *packets, **packets_end;
 };
 
-static time_t now_s(void)
+static int64_t now_ms(void)
 {
     struct timespec now;
 
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec;
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 static void wake(int eventfd)
@@ -297,6 +302,9 @@ static void handle_packet(struct front *front, const struct tierfs_packet *packe
         break;
     case TIERFS_READY:
         front->ready = true;
+        front->ready_at_ms = now_ms();
+        if (front->stop_asked > 0)
+            kill(front->engine.pid, SIGTERM);
         break;
     case TIERFS_STOPPING:
         front->stopping = true;
@@ -309,6 +317,12 @@ static void handle_packet(struct front *front, const struct tierfs_packet *packe
     }
     if (packet->descriptor >= 0)
         close(packet->descriptor);
+}
+
+static void handle_packets(struct front *front)
+{
+    for (struct queued_packet *queued; (queued = next_packet(front)) != NULL; free(queued))
+        handle_packet(front, &queued->packet);
 }
 
 /* -- the engine's life -- */
@@ -343,43 +357,61 @@ static int start_engine(struct front *front)
     if (result < 0)
         return result;
     front->engine_starts++;
-    front->engine_started = now_s();
-    front->start_at = 0;
+    front->ready_at_ms = 0;
+    front->start_at_ms = 0;
     tierfs_relay_connect(front->relay, engine.requests);
     pthread_mutex_lock(&front->channel_lock);
     front->engine = engine;
     pthread_mutex_unlock(&front->channel_lock);
-    return tell_handles(front);
+    result = tell_handles(front);
+    if (result < 0)
+        kill(engine.pid, SIGKILL); /* it would not know what is open; the next one, perhaps */
+    return 0;
+}
+
+/* The mount ends although the store does not have all of it. */
+static int give_up(struct front *front)
+{
+    if (front->mounted)
+        (void)tierfs_device_unmount(front->device, MNT_DETACH);
+    tierfs_error("the mount ends without an engine; what is not in the store is kept for the next mount");
+    return EXIT_FAILED;
+}
+
+static unsigned pause_before_next_ms(unsigned useless)
+{
+    /* The first two deaths are nobody's habit yet. */
+    if (useless <= 2)
+        return 0;
+    return useless - 3 >= MOST_PAUSE_DOUBLINGS ? LONGEST_PAUSE_MS : 1000u << (useless - 3);
 }
 
 /* Returns the exit status if the front has to end with it, else -1. */
 static int engine_ended(struct front *front, int status)
 {
-    bool took_long = now_s() - front->engine_started >= EARLY_DEATH_S;
-
     (void)take_packets(front);
-    for (struct queued_packet *queued; (queued = next_packet(front)) != NULL; free(queued))
-        handle_packet(front, &queued->packet);
+    handle_packets(front);
+    bool served = front->ready_at_ms != 0 && now_ms() - front->ready_at_ms >= USEFUL_MS;
     pthread_mutex_lock(&front->channel_lock);
     close(front->engine.channel);
     front->engine = (struct tierfs_engine){.pid = -1, .requests = -1, .channel = -1};
     pthread_mutex_unlock(&front->channel_lock);
-    if (front->stopping || !front->ready) {
+    if (front->stopping || front->stop_asked > 0 || !front->ready) {
+        if (!WIFEXITED(status))
+            return give_up(front);
         if (front->mounted)
             (void)tierfs_device_unmount(front->device, MNT_DETACH);
-        return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILED;
+        return WEXITSTATUS(status);
     }
-    front->pause_s = took_long ? 0 : front->pause_s == 0 ? 1 : 2 * front->pause_s;
-    if (front->pause_s > LONGEST_PAUSE_S)
-        front->pause_s = LONGEST_PAUSE_S;
-    /* The first death is nobody's habit yet. */
-    unsigned pause_s = front->pause_s == 1 ? 0 : front->pause_s;
-    front->start_at = now_s() + (time_t)pause_s;
+    front->useless = served ? 0 : front->useless + 1;
+    unsigned pause_ms = pause_before_next_ms(front->useless);
+    front->start_at_ms = now_ms() + pause_ms;
     if (WIFSIGNALED(status))
-        tierfs_error("the engine died and is started again  signal=%d pause_s=%u", WTERMSIG(status), pause_s);
+        tierfs_error("the engine died and is started again  signal=%d pause_ms=%u", WTERMSIG(status),
+                     pause_ms);
     else
-        tierfs_error("the engine ended and is started again  code=%d pause_s=%u", WEXITSTATUS(status),
-                     pause_s);
+        tierfs_error("the engine ended and is started again  code=%d pause_ms=%u", WEXITSTATUS(status),
+                     pause_ms);
     return -1;
 }
 
@@ -405,10 +437,15 @@ static int handle_signal(struct front *front)
         return -1;
     if (info.ssi_signo == SIGCHLD)
         return reap(front);
-    if (front->engine.pid > 0)
+    /*
+     * A new engine of a mount that is there cannot stop in good order before it serves: it is told then (see
+     * TIERFS_READY). Whoever asks twice does not want to wait for that.
+     */
+    front->stop_asked++;
+    if (front->engine.pid <= 0)
+        front->start_at_ms = now_ms();
+    else if (!front->ready || front->ready_at_ms != 0 || front->stop_asked > 1)
         kill(front->engine.pid, (int)info.ssi_signo);
-    else
-        front->stopping = true; /* between two engines: the next one is told to stop as soon as it is there */
     return -1;
 }
 
@@ -429,18 +466,17 @@ static int run(struct front *front)
                                   {front->engine.channel, POLLIN, 0}};
         int timeout_ms = -1;
 
-        if (front->start_at != 0) {
-            if (now_s() >= front->start_at) {
+        if (front->start_at_ms != 0) {
+            int64_t pause_ms = front->start_at_ms - now_ms();
+            if (pause_ms <= 0) {
                 int result = start_engine(front);
                 if (result < 0) {
                     tierfs_error("no engine can be started  reason=\"%s\"", strerror(-result));
-                    front->start_at = now_s() + LONGEST_PAUSE_S;
-                } else if (front->stopping) {
-                    kill(front->engine.pid, SIGTERM);
+                    front->start_at_ms = now_ms() + LONGEST_PAUSE_MS;
                 }
                 continue;
             }
-            timeout_ms = 1000;
+            timeout_ms = (int)pause_ms;
         }
         if (poll(polled, 4, timeout_ms) < 0 && errno != EINTR)
             return EXIT_FAILED;
@@ -448,12 +484,13 @@ static int run(struct front *front)
             drain_event(front->woken);
         if (polled[3].revents != 0 && !take_packets(front) && front->engine.pid <= 0)
             continue;
-        for (struct queued_packet *queued; (queued = next_packet(front)) != NULL; free(queued))
-            handle_packet(front, &queued->packet);
+        handle_packets(front);
         if (polled[1].revents != 0) {
             drain_event(front->gone);
             front->mounted = false;
             front->stopping = true;
+            if (front->engine.pid <= 0)
+                return give_up(front);
             tell_engine(front, TIERFS_GONE, 0, NULL, 0);
         }
         if (polled[0].revents != 0) {
