@@ -57,7 +57,7 @@ struct front {
     int64_t
         ready_at_ms; /* when the engine of now said that it serves; 0: not yet. Monotonic, as start_at_ms */
     int64_t start_at_ms; /* 0: an engine is running */
-    unsigned useless;    /* engines in a row that died before they had served for USEFUL_MS */
+    unsigned useless;    /* engines that died without an answer since one has served for USEFUL_MS */
     uint32_t engine_starts;
     bool ready;          /* an engine has served: from then on a dead one is replaced */
     bool stopping;       /* an engine ends on purpose, or the kernel has let go of the mount */
@@ -403,7 +403,10 @@ static int engine_ended(struct front *front, int status)
             (void)tierfs_device_unmount(front->device, MNT_DETACH);
         return WEXITSTATUS(status);
     }
-    front->useless = served ? 0 : front->useless + 1;
+    if (served)
+        front->useless = 0;
+    else if (front->ready_at_ms == 0 || tierfs_relay_answered(front->relay) == 0)
+        front->useless++;
     unsigned pause_ms = pause_before_next_ms(front->useless);
     front->start_at_ms = now_ms() + pause_ms;
     if (WIFSIGNALED(status))

@@ -40,6 +40,7 @@ struct tierfs_relay {
     size_t init_bytes;
     uint64_t init_unique;
     uint64_t relayed, repeated;
+    uint64_t answered; /* by the engine of now, or the last one */
     char *answer; /* of the thread that gets the answers */
 
     pthread_mutex_t notice_lock;
@@ -395,6 +396,7 @@ static void forward_answer(struct tierfs_relay *relay, size_t bytes)
     ssize_t written = origin >= 0 ? write(origin, relay->answer, bytes) : (ssize_t)bytes;
     int error = written < 0 ? errno : 0;
     pthread_mutex_lock(&relay->lock);
+    relay->answered++;
     tierfs_pending_remove(&relay->pending, request);
     pthread_cond_broadcast(&relay->changed);
     pthread_mutex_unlock(&relay->lock);
@@ -566,6 +568,7 @@ void tierfs_relay_connect(struct tierfs_relay *relay, int socket)
     while (relay->socket >= 0) /* the end of the engine before has not been seen yet */
         pthread_cond_wait(&relay->changed, &relay->lock);
     relay->socket = socket;
+    relay->answered = 0;
     pthread_cond_broadcast(&relay->changed);
     pthread_mutex_unlock(&relay->lock);
 }
@@ -597,4 +600,12 @@ void tierfs_relay_counts(struct tierfs_relay *relay, struct tierfs_counts *count
     counts->notifications = relay->noticed;
     counts->notifications_refused = relay->refused;
     pthread_mutex_unlock(&relay->notice_lock);
+}
+
+uint64_t tierfs_relay_answered(struct tierfs_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    uint64_t answered = relay->answered;
+    pthread_mutex_unlock(&relay->lock);
+    return answered;
 }

@@ -53,3 +53,6 @@ void tierfs_relay_attach(struct tierfs_relay *relay);
 void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes, int origin);
 
 void tierfs_relay_counts(struct tierfs_relay *relay, struct tierfs_counts *counts);
+
+/* How many requests the engine of now has answered; after its end, how many it had. */
+uint64_t tierfs_relay_answered(struct tierfs_relay *relay);
