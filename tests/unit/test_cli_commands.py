@@ -127,7 +127,8 @@ def test_status_as_json_names_what_scripts_rely_on(
     assert run(["status", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["engine"]["pid"] == 4711
-    assert shown["front"] == {"kind": "python", "why": "asked for"}
+    assert shown["front"]["kind"] == "python"
+    assert shown["front"]["why"] == "asked for"
     for name in ("source", "mountpoint", "state_dir", "version", "uptime_s", "open_handles", "hidden_keys"):
         assert name in shown
     assert {"name", "path", "capacity_bytes", "used_bytes", "dirty_bytes", "pinned_bytes", "hits", "misses",

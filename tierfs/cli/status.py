@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from tierfs.cli import target
 from tierfs.cli.target import JsonOption, MountArgument
 
 if TYPE_CHECKING:
-    from tierfs.control.protocol import StatusReply
+    from tierfs.control.protocol import FrontStatus, StatusReply
 
 
 def command(path: MountArgument = None, as_json: JsonOption = False) -> None:
@@ -23,6 +24,18 @@ def command(path: MountArgument = None, as_json: JsonOption = False) -> None:
         _print(reply)
 
 
+def _front_counts(front: FrontStatus) -> str:
+    if front.passthrough_errno:
+        passthrough = f"no passthrough ({os.strerror(front.passthrough_errno)})"
+    else:
+        passthrough = f"{front.passthrough_opens} opens passed through"
+    restarts = max(front.engine_starts - 1, 0)
+    return (
+        f"pid {front.pid}, engine restarted {restarts} {'time' if restarts == 1 else 'times'}; "
+        f"{front.answered} requests answered, {front.relayed} handed to the engine, {passthrough}"
+    )
+
+
 def _print(reply: StatusReply) -> None:
     from tierfs.cli.output import duration, files, printable, size, table
 
@@ -33,6 +46,8 @@ def _print(reply: StatusReply) -> None:
         f"memory {size(reply.engine.rss_bytes)}"
     )
     print(f"  front    {reply.front.kind} ({reply.front.why})")
+    if reply.front.kind == "native":
+        print(f"           {_front_counts(reply.front)}")
     print(f"  state    {printable(reply.state_dir)}")
     requests = sum(reply.store.requests.values())
     print(

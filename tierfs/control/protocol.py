@@ -93,10 +93,22 @@ class EngineStatus(msgspec.Struct, kw_only=True):
 
 
 class FrontStatus(msgspec.Struct, kw_only=True):
-    """Which front answers the kernel (``python`` or ``native``), and why that one."""
+    """Which front answers the kernel (``python`` or ``native``), and why that one.
+
+    ``engine_starts``: 1 unless an engine died and was replaced under the mount. The native front counts
+    requests: ``answered`` by itself, ``relayed`` to the engine, ``repeated`` for a later engine. Opens that
+    pass through to a tier's file: ``passthrough_opens``; ``passthrough_errno``: why the kernel refuses that.
+    """
 
     kind: str
     why: str
+    pid: int = 0
+    engine_starts: int = 0
+    answered: int = 0
+    relayed: int = 0
+    repeated: int = 0
+    passthrough_opens: int = 0
+    passthrough_errno: int = 0
 
 
 class TierStatus(msgspec.Struct, kw_only=True):

@@ -100,6 +100,10 @@ class PythonFront:
         """For status: which process holds the mount, and how many engines it has had."""
         return {"pid": os.getpid(), "engine_starts": 1}
 
+    async def counts(self) -> FrontCounts | None:
+        """See ``NativeFront.counts``."""
+        return None
+
     def ready(self, settings: Settings) -> None:
         """Every part works."""
 
@@ -134,7 +138,7 @@ class NativeFront:
             fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
         self._channel = Channel(CHANNEL_FD)
         self._gone = trio.Event()
-        self._answers: dict[int, trio.MemorySendChannel[channel.Message]] = {}
+        self._answers: dict[int, list[trio.MemorySendChannel[channel.Message]]] = {}
         self._initialised = False
         self.open_handles: list[OpenHandle] = []
         self.is_reattached = False
@@ -166,12 +170,13 @@ class NativeFront:
                 os._exit(1)
             if message.kind == Kind.GONE:
                 self._gone.set()
-            elif (waiting := self._answers.pop(message.kind, None)) is not None:
-                waiting.send_nowait(message)
+            else:
+                for waiting in self._answers.pop(message.kind, []):
+                    waiting.send_nowait(message)
 
     async def _ask(self, kind: Kind, answer: Kind, value: int = 0, body: bytes = b"") -> channel.Message:
         sender, receiver = trio.open_memory_channel[channel.Message](1)
-        self._answers[answer] = sender
+        self._answers.setdefault(answer, []).append(sender)
         self._channel.send(kind, value, body)
         return await receiver.receive()
 

@@ -70,7 +70,7 @@ class Handlers:
                 buffer_bytes=parts.cache.buffer_bytes,
                 buffer_budget_bytes=settings.memory_budget_bytes,
             ),
-            front=p.FrontStatus(kind=self._engine.front.kind, why=self._engine.front.why),
+            front=await self._front(),
             tiers=[
                 p.TierStatus(
                     name=tier.name,
@@ -100,6 +100,18 @@ class Handlers:
             inodes=inodes,
             hidden_keys=parts.refresher.counts.hidden_keys + parts.refresher.counts.shadowed_keys,
         )
+
+    async def _front(self) -> p.FrontStatus:
+        front = self._engine.front
+        status = p.FrontStatus(kind=front.kind, why=front.why, **front.processes)
+        counts = await front.counts()
+        if counts is not None:
+            status.answered = counts.answered
+            status.relayed = counts.relayed
+            status.repeated = counts.repeated
+            status.passthrough_opens = counts.passthrough_opens
+            status.passthrough_errno = counts.passthrough_errno
+        return status
 
     def _backlog(self) -> p.Backlog:
         files, size_bytes = self._parts.publisher.backlog()
