@@ -11,6 +11,8 @@ as new ones come. Trio thread only. With the Python front there are no numbers: 
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TypeVar
@@ -20,6 +22,8 @@ from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
 
 T = TypeVar("T")
+DIE_AFTER_COMMIT = os.environ.get("TIERFS_TEST_DIE_AFTER_COMMIT")
+"""For tests: while a file of that name exists, the next numbered change is the last thing this engine does."""
 
 request_number: ContextVar[int] = ContextVar("request_number", default=0)
 """Of the request that this task answers; 0: it can come only once."""
@@ -36,7 +40,11 @@ async def commit(db: Database, change: Callable[[WriteTransaction], T]) -> T:
         repeats.note_done(txn, number)
         return result
 
-    return await db.commit(change_once)
+    result = await db.commit(change_once)
+    if DIE_AFTER_COMMIT is not None and os.path.exists(DIE_AFTER_COMMIT):
+        os.unlink(DIE_AFTER_COMMIT)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
 
 
 def is_repeated(db: Database) -> bool:
