@@ -258,13 +258,15 @@ async def populate(sides: Sides) -> list[int]:
     await engine.attributes.set_xattr(tagged.ino, b"user.colour", b"blue")
     gone = await engine.write_file("gone", b"gone")
     await engine.names.unlink(ROOT_INO, b"gone")
+    removed = await make(sides, made.ino, b"removed", stat.S_IFDIR | 0o755)
+    await engine.names.rmdir(made.ino, b"removed")
     for path in (b"one", b"sub", b"other"):
         await engine.names.lookup(ROOT_INO, path)
     with engine.parts.db.read() as txn:
         inos = sorted({inode.ino for _, _, inode in tree.readdir(txn, ROOT_INO, 0, 10**6)} | {ROOT_INO})
         for directory in [ino for ino in inos if tree.get(txn, ino).is_dir]:
             inos += [inode.ino for _, _, inode in tree.readdir(txn, directory, 0, 10**6)]
-    return [*sorted({*inos, gone.ino}), 0, 10**6, 2**63, 2**64 - 1]
+    return [*sorted({*inos, gone.ino, removed.ino}), 0, 10**6, 2**63, 2**64 - 1]
 
 
 async def test_everything_of_a_namespace(native_build: NativeBuild, tmp_path: Path) -> None:

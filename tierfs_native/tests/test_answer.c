@@ -21,6 +21,7 @@ enum {
     LOST_INO = 29,   /* /lost: no inode record */
     BROKEN_INO = 30, /* /broken: a damaged one */
     DEVICE_INO = 31, /* /device */
+    REMOVED_INO = 32, /* a directory without a name, still open */
 };
 
 static struct tierfs_view *view;
@@ -120,6 +121,11 @@ static void make_namespace(const char *directory)
                               .flags = known,
                               .rdev = 0x103,
                               .valid_until_ns = INT64_MAX});
+    put(&writer, 0, NULL,
+        (struct tierfs_inode){.ino = REMOVED_INO,
+                              .mode = S_IFDIR,
+                              .valid_until_ns = INT64_MAX,
+                              .listed_until_ns = NOW + 59 * SECOND});
     writer_close(&writer);
 }
 
@@ -203,6 +209,7 @@ static void test_absent_names(void)
     assert(look_up(FILE_INO, "none") == -ENOTDIR);
     assert(look_up(ORPHAN_INO, "none") == -ENOTDIR);
     assert(look_up(12345, "none") == -ENOENT); /* no such directory, as the engine says */
+    assert(look_up(REMOVED_INO, "none") == -ENOENT);
 
     memset(name, 'n', sizeof(name));
     name[255] = 0;
@@ -335,6 +342,16 @@ static uint64_t parse(long bytes, bool plus, char *names)
     return cookie;
 }
 
+/* The inode of the second entry, which is .. */
+static uint64_t parent_of(const uint8_t *reply, bool plus)
+{
+    const size_t prefix = plus ? sizeof(struct fuse_entry_out) : 0;
+    struct fuse_dirent dirent;
+
+    memcpy(&dirent, reply + 2 * prefix + fuse_align(sizeof(dirent) + 1), sizeof(dirent));
+    return dirent.ino;
+}
+
 static void test_opendir(void)
 {
     const struct fuse_open_in body = {0};
@@ -346,6 +363,7 @@ static void test_opendir(void)
     assert(ask(FUSE_OPENDIR, DIR_INO, &body, sizeof(body)) == TIERFS_RELAY);
     assert(ask(FUSE_OPENDIR, FILE_INO, &body, sizeof(body)) == -ENOTDIR);
     assert(ask(FUSE_OPENDIR, LOST_INO, &body, sizeof(body)) == -ENOENT);
+    assert(ask(FUSE_OPENDIR, REMOVED_INO, &body, sizeof(body)) == -ENOENT);
 
     assert(ask(FUSE_RELEASEDIR, 1, &release, sizeof(release)) == 0);
     assert(ask(FUSE_FSYNCDIR, 1, &release, sizeof(struct fuse_fsync_in)) == TIERFS_RELAY);
@@ -388,6 +406,13 @@ static void test_readdir(void)
     names[0] = 0;
     parse(read_directory(FUSE_READDIRPLUS, DIR_INO, 0, 4096), true, names);
     assert(strcmp(names, ". .. old ") == 0);
+    assert(parent_of(out.bytes, true) == 1);
+    names[0] = 0;
+    parse(read_directory(FUSE_READDIR, REMOVED_INO, 0, 4096), false, names);
+    assert(strcmp(names, ". .. ") == 0);
+    assert(parent_of(out.bytes, false) == REMOVED_INO);
+    assert(read_directory(FUSE_READDIR, 1, 0, 31) == 0); /* no room for the first */
+    assert(read_directory(FUSE_READDIR, 1, 0, 32) == 32);
 
     assert(ask(FUSE_READDIRPLUS, 1, &body, sizeof(body)) > 0); /* the engine's handle */
     body.fh = TIERFS_FH_FRONT | DIR_INO;
