@@ -23,7 +23,7 @@ from tierfs.namespace.transaction import WriteTransaction
 
 T = TypeVar("T")
 DIE_AFTER_COMMIT = os.environ.get("TIERFS_TEST_DIE_AFTER_COMMIT")
-"""For tests: while a file of that name exists, the next numbered change is the last thing this engine does."""
+"""For tests: if a file of that name exists, the next numbered change is the last thing this engine does."""
 
 request_number: ContextVar[int] = ContextVar("request_number", default=0)
 """Of the request that this task answers; 0: it can come only once."""
@@ -41,10 +41,15 @@ async def commit(db: Database, change: Callable[[WriteTransaction], T]) -> T:
         return result
 
     result = await db.commit(change_once)
-    if DIE_AFTER_COMMIT is not None and os.path.exists(DIE_AFTER_COMMIT):
-        os.unlink(DIE_AFTER_COMMIT)
-        os.kill(os.getpid(), signal.SIGKILL)
+    if DIE_AFTER_COMMIT is not None:
+        _die_if_told(DIE_AFTER_COMMIT)
     return result
+
+
+def _die_if_told(path: str) -> None:
+    if os.path.exists(path):
+        os.unlink(path)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_repeated(db: Database) -> bool:
