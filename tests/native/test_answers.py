@@ -207,6 +207,7 @@ def front_lists(
         assert isinstance(page, list), page
         if not page:
             return names
+        assert page[0].cookie > offset
         names += page
         offset = page[-1].cookie
 

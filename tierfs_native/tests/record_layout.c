@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#define FIELD(type, field)                                                                                   \
+#define FIELD(type, field) \
     printf(#type " " #field " %zu %zu\n", offsetof(struct type, field), sizeof(((struct type *)0)->field))
 
 int main(void)

@@ -396,8 +396,12 @@ static void test_readdir(void)
     /* One entry at a time: each begins where the one before ended. */
     names[0] = 0;
     cookie = 0;
-    while ((bytes = read_directory(FUSE_READDIRPLUS, 1, cookie, 200)) > 0)
+    while ((bytes = read_directory(FUSE_READDIRPLUS, 1, cookie, 200)) > 0) {
+        const uint64_t before = cookie;
+
         cookie = parse(bytes, true, names);
+        assert(cookie > before);
+    }
     assert(bytes == 0 && strcmp(names, all_plus) == 0);
     assert(read_directory(FUSE_READDIRPLUS, 1, 0, 150) == 0);
     assert(read_directory(FUSE_READDIRPLUS, 1, 0, 0) == 0);
