@@ -326,3 +326,39 @@ async def test_a_moved_object_does_not_overwrite_what_another_node_wrote(tmp_pat
         await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
         await drained(engine)
         assert_both_kept(engine, "b", b"ours")
+
+
+async def test_an_open_file_is_read_on_after_it_was_removed(tmp_path: Path) -> None:
+    """As on any file system; here most of its bytes are still in the store only."""
+    body = os.urandom(3_000_000)
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "a").write_bytes(body)
+    async with watched_engine(settings_for(tmp_path)) as (engine, _):
+        inode = await engine.names.lookup(ROOT_INO, b"a")
+        number = await engine.files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
+        assert await engine.files.read(number, 0, 100) == body[:100]
+        await engine.names.unlink(ROOT_INO, b"a")
+        await drained(engine)
+        assert await engine.files.read(number, 2_000_000, 100) == body[2_000_000:2_000_100]
+        await engine.files.release(number)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {}
+
+
+async def test_an_open_file_is_read_on_after_it_was_replaced(tmp_path: Path) -> None:
+    body = os.urandom(3_000_000)
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "a").write_bytes(body)
+    async with watched_engine(settings_for(tmp_path)) as (engine, _):
+        inode = await engine.names.lookup(ROOT_INO, b"a")
+        number = await engine.files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
+        assert await engine.files.read(number, 0, 100) == body[:100]
+        await engine.write_file("new", b"new")
+        await engine.names.rename(ROOT_INO, b"new", ROOT_INO, b"a", 0)
+        await drained(engine)
+        assert objects_in(engine.bucket) == {"a": b"new"}
+        assert await engine.files.read(number, 2_000_000, 100) == body[2_000_000:2_000_100]
+        await engine.files.release(number)
+        await drained(engine)
+        kept = [path for path in (engine.bucket / ".tierfs").rglob("*") if path.is_file()]
+        assert [path.name for path in kept] == ["lock"]

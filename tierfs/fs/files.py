@@ -209,6 +209,8 @@ class Files:
         if content.users == 1:
             self._services.readahead.forget(content.ino)
         await self._contents.release(content)
+        if content.unlinked:
+            self._services.publisher.note_deletion()
 
 
 def mode_without_privileges(mode: int) -> int:

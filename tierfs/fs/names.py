@@ -151,7 +151,9 @@ class Names:
             self._services.publisher.note(inode.ino)
             return
         self._services.orphans.add(inode.ino)
-        await self._services.contents.drop_unlinked(inode)
+        # A native front has files open that are not open here: their bytes go when the kernel forgets them.
+        if self._services.lend is None or self._services.contents.peek(inode.ino) is not None:
+            await self._services.contents.drop_unlinked(inode)
 
     async def readlink(self, ino: int) -> bytes:
         with self._db.read() as txn:
@@ -184,7 +186,10 @@ class Names:
         if ino not in self._services.orphans or self._services.contents.peek(ino) is not None:
             return
         self._services.orphans.discard(ino)
-        await self._db.commit(lambda txn: tree.reap(txn, ino))
+        inode = await self._db.commit(lambda txn: tree.reap(txn, ino))
+        if inode is not None and self._services.lend is not None:
+            await self._services.contents.drop_unlinked(inode)
+        self._services.publisher.note_deletion()
 
     def _check_writable(self, parent: int, name: bytes) -> None:
         if self._services.settings.read_only:

@@ -11,7 +11,7 @@ from tierfs.config import Settings
 from tierfs.fs.handles import HandleTable
 from tierfs.fs.interrupt import InterruptWatch
 from tierfs.fs.kernel import KernelCaches
-from tierfs.namespace import schema
+from tierfs.namespace import records, schema
 from tierfs.namespace.db import Database
 from tierfs.namespace.refresh import Refresher
 from tierfs.prefetch.readahead import ReadAheadTable
@@ -54,6 +54,22 @@ class Services:
     front."""
     orphans: set[int] = field(default_factory=set)
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
+
+    def is_read(self, ino: int) -> bool:
+        """Whether somebody may still need the object of an inode that has no name any more."""
+        content = self.contents.peek(ino)
+        if content is not None:
+            return content.unlinked and not content.local and content.size_bytes > 0
+        # With a native front files are open that are not open here, until the kernel forgets them.
+        return self.lend is not None and ino in self.orphans
+
+    def is_read_from_store(self, ino: int) -> bool:
+        """The same, and not all of its bytes are here."""
+        if not self.is_read(ino):
+            return False
+        with self.db.read() as txn:
+            inode = records.find_inode(txn, ino)
+        return inode is not None and inode.is_regular and not self.cache.is_complete(inode.content_id)
 
     def view(self, inode: Inode) -> Inode:
         """``inode`` as the application sees it: with what is not saved yet, and with today's defaults.

@@ -170,6 +170,7 @@ class Engine:
             await parts.contents.save(handle.content)
             if handle.can_write:
                 handle.content.writers = 0
+        parts.nobody_reads()
         with trio.move_on_after(self.grace_s) as self._last_drain:
             await parts.publisher.drain(self._tell_systemd)
         parts.store.stop_retrying()

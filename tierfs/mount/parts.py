@@ -82,6 +82,10 @@ class Parts:
     services: Services
     started_ns: int
 
+    def nobody_reads(self) -> None:
+        """The mount is gone: what was kept for open files without a name can go."""
+        self.deletions.is_read = lambda ino: False
+
     def start(self, nursery: trio.Nursery) -> None:
         """Start the background tasks that belong to no other part."""
         nursery.start_soon(self.readahead.run)
@@ -176,6 +180,7 @@ async def open_parts(
         now_ns=stamp_ns,
         store_space=_space_of(settings),
     )
+    deletions.is_read, parking.is_read = services.is_read, services.is_read_from_store
     return Parts(
         settings=settings,
         metrics=metrics,

@@ -68,6 +68,8 @@ async def restore_handles(parts: Parts, open_handles: Sequence[OpenHandle]) -> N
             continue
         with parts.db.read() as txn:
             content.unlinked = tree.get(txn, known.ino).nlink == 0
+        if content.unlinked:
+            services.orphans.add(known.ino)
         handle = FileHandle(content, known.flags, known.uid, known.passthrough)
         content.writers += handle.can_write
         content.passed_through += known.passthrough

@@ -143,6 +143,15 @@ def give_up_object(txn: WriteTransaction, ino: int, now_ns: int) -> None:
     mark_dirty(txn, ino, schema.MOVED, now_ns)
 
 
+def move_orphan(txn: WriteTransaction, ino: int, info: ObjectInfo) -> None:
+    """The object of an inode without a name has been copied to a doomed key, for those who have it open."""
+    row = object_of(txn, ino)
+    inode = records.find_inode(txn, ino)
+    if row is not None and inode is not None and not inode.nlink:
+        row = msgspec.structs.replace(row, key=info.key, etag=info.etag, version_id=info.version_id, also=())
+        txn.put(pack_u64(ino), schema.encode_row(row), db=txn.tables.object)
+
+
 def expected_etag(txn: ReadTransaction, ino: int, key: str) -> str | None:
     """The ETag that ``key`` should have before this inode is written to it; None: nothing is there.
 

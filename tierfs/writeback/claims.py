@@ -55,6 +55,8 @@ class KeyClaims:
             ]
         for owner, key in blocking[:MOST_PARKED]:
             await self._parking.park(owner, key)
+        for key in keys:
+            await self._parking.keep_for_readers(key)
         claim = partial(publish.claim_keys, ino=ino, keys=keys, now_ns=self._now_ns())
         if not await self._db.commit(claim):
             raise NotYet(f"{keys[0]}: renamed meanwhile, or still the source of a file that is being moved")

@@ -4,7 +4,7 @@ A key is deleted only if at that moment no inode owns it, and no file lives unde
 publisher will overwrite it, or it already holds the new object; and only while no request is writing it
 (the upload of a file that has been unlinked meanwhile): what that leaves behind goes later. The rows of a
 renamed directory (a whole prefix) go when nothing below it is owned any more; what others put there
-meanwhile stays.
+meanwhile stays. What somebody still reads, although its file has been removed, waits for the last close.
 
 A row that knows the ETag of its object takes that version only. If another node has put something else there
 meanwhile, that one stays, and the next listing shows it as any new file.
@@ -49,11 +49,14 @@ class Deletions:
         self._wake_at = float("inf")
         self._event = trio.Event()
         self.on_progress = on_progress
+        self.is_read: Callable[[int], bool] = lambda ino: False
+        """Whether somebody still reads from the object of that inode, which has no name any more."""
         self.on_needed: Callable[[int], None] = lambda ino: None
         """Called with an inode that has to be published before a key can go."""
         self.failing = False
         self.waiting = False
         """The last sweep left rows."""
+        self._held = 0
         self.sweeps = 0
         self.stalled = False
         """The last sweep left rows, could do nothing about any, and nothing else is at work on them."""
@@ -61,13 +64,14 @@ class Deletions:
 
     def note(self, delay_s: float) -> None:
         """There may be something to delete, not before ``delay_s``."""
+        self._held = 0  # the next pass says anew
         self._wake_at = min(self._wake_at, trio.current_time() + delay_s)
         self._event.set()
 
     def pending(self) -> int:
-        """Rows that still wait."""
+        """Rows that still wait, but for those that wait for a reader."""
         with self._db.read() as txn:
-            return publish.doomed_count(txn)
+            return max(0, publish.doomed_count(txn) - self._held)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -97,16 +101,20 @@ class Deletions:
         """One pass over all rows. True when rows were left that have to wait."""
         cursor: bytes | None = None
         left = moved = busy = False
+        held = 0
         while True:
             with self._db.read() as txn:
                 rows, cursor = publish.doomed_entries(txn, cursor, BATCH_KEYS)
-                keys = [r.key for r in rows if not r.prefix and not publish.is_key_needed(txn, r.key)]
+                unneeded = [r for r in rows if not r.prefix and not publish.is_key_needed(txn, r.key)]
+            kept = {row.key for row in unneeded if row.ino and self.is_read(row.ino)}
+            keys = [row.key for row in unneeded if row.key not in kept]
+            held += len(kept)
             with self._keys.deleting(keys) as free:
                 busy = busy or len(free) < len(keys)
                 gone = [row for row in rows if row.key in free and not row.prefix]
                 if gone:
                     await self._delete(gone)
-            needed = [row for row in rows if not row.prefix and row.key not in free]
+            needed = [row for row in rows if not row.prefix and row.key not in free | kept]
             if needed:
                 await self._hurry(needed)
                 left = True
@@ -116,6 +124,7 @@ class Deletions:
             moved = moved or bool(gone)
             if cursor is None:
                 self.sweeps += 1
+                self._held = held
                 self.stalled = left and not moved and not busy
                 return left
 

@@ -46,6 +46,8 @@ class Parking:
         self._keys = keys
         self._inodes = inodes
         self._now_ns = now_ns
+        self.is_read: Callable[[int], bool] = lambda ino: False
+        """See ``Deletions.is_read``."""
         self.on_parked: Callable[[int], None] = lambda ino: None
         """Called with an inode that was worked on here: it has to be published."""
 
@@ -87,6 +89,35 @@ class Parking:
             self._inodes.discard(owner)
             self.on_parked(owner)
 
+    async def keep_for_readers(self, key: str) -> None:
+        """Before ``key`` is overwritten: somebody may still read what is there, of a file without a name."""
+        with self._db.read() as txn:
+            doomed = publish.doomed_row(txn, key)
+            current = publish.object_of(txn, doomed.ino) if doomed is not None and doomed.ino else None
+        if doomed is None or current is None or current.key != key or not self.is_read(doomed.ino):
+            return
+        if not self._inodes.add(doomed.ino):
+            return
+        try:
+            await self._copy_for_readers(doomed.ino, current)
+        finally:
+            self._inodes.discard(doomed.ino)
+
+    async def _copy_for_readers(self, ino: int, current: schema.ObjectRow) -> None:
+        async with self._contents.used(ino) as content, content.lock:
+            key = self._new_key(ino)
+            with self._keys.writing([key]):
+                await self._db.commit(partial(publish.doom, key=key, etag="", now_ns=self._now_ns(), ino=ino))
+                try:
+                    info = await self._uploader.call(partial(self._store.copy, current.info, key))
+                except (ObjectNotFound, PreconditionFailed):
+                    return  # it is gone already: the reader gets to know
+                await self._db.commit(partial(publish.move_orphan, ino=ino, info=info))
+            self._contents.refresh_ref(content)
+
+    def _new_key(self, ino: int) -> str:
+        return f"{publish.parked_key(self._db, ino)}-{os.urandom(4).hex()}"
+
     async def _park(self, owner: int, key: str) -> None:
         with self._db.read() as txn:
             inode = records.find_inode(txn, owner)
@@ -112,7 +143,7 @@ class Parking:
             self._contents.refresh_ref(content)
 
     async def _copy_away(self, owner: int, current: schema.ObjectRow) -> None:
-        key = f"{publish.parked_key(self._db, owner)}-{os.urandom(4).hex()}"
+        key = self._new_key(owner)
         with self._keys.writing([key]):
             # Doomed until it is recorded: should the process die in between, the copy goes.
             await self._db.commit(partial(publish.doom, key=key, etag="", now_ns=self._now_ns(), ino=owner))
