@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mount import MountFactory
+from tierfs.cli import native
+
 SOURCE = Path(__file__).parents[2] / "tierfs_native"
 
 
@@ -82,3 +85,16 @@ def native_build() -> Iterator[NativeBuild]:
         return
     with tempfile.TemporaryDirectory(prefix="tierfs-native-") as directory:
         yield NativeBuild(Path(directory))
+
+
+@pytest.fixture
+def native_mounts(base_dir: Path) -> Iterator[MountFactory]:
+    """Mounts with the native front, whatever ``--front`` says. Skips only where CI does not insist on it."""
+    missing = native.why_not()
+    if missing:
+        if os.environ.get("CI") or os.environ.get("TIERFS_NEED_NATIVE"):
+            pytest.fail(f"the native front cannot be tested: {missing}", pytrace=False)
+        pytest.skip(f"the native front cannot be tested: {missing}")
+    factory = MountFactory(base_dir, "native")
+    yield factory
+    factory.close()
