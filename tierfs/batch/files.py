@@ -41,8 +41,8 @@ def read_many(
     The views are writable and independent of the files. Those of one call share memory, which is used again
     for a later call when the last of them is gone: copy (``bytes(view)``) what is kept for longer.
 
-    ``buffer``: any writable buffer of bytes (a pinned tensor's ``numpy()``) to read into instead, each file at
-    a multiple of 64 bytes; ``ValueError`` if it is too small.
+    ``buffer``: any writable buffer of bytes (a pinned tensor's ``numpy()``) to read into instead, each file
+    at a multiple of 64 bytes; ``ValueError`` if it is too small.
     ``errors``: ``raise`` the first error (``FileNotFoundError``, ``IsADirectoryError``... with the path), or
     ``return`` it in place of the bytes. Only regular files are read.
     """

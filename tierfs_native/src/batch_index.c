@@ -208,7 +208,7 @@ uint32_t tierfs_blocks_in_extent(uint64_t size_bytes, uint64_t extent_no)
     return (uint32_t)(blocks - before < TIERFS_EXTENT_BLOCKS ? blocks - before : TIERFS_EXTENT_BLOCKS);
 }
 
-static uint64_t full_mask(uint32_t blocks)
+uint64_t tierfs_block_mask(uint32_t blocks)
 {
     return blocks >= 64 ? UINT64_MAX : (UINT64_C(1) << blocks) - 1;
 }
@@ -223,7 +223,7 @@ int tierfs_extent_decode(const void *data, size_t length, uint32_t extent_no, ui
         return -EUCLEAN;
     memcpy(&head, data, sizeof(head));
     extent->sum_count = tierfs_blocks_in_extent(head.size_bytes, extent_no);
-    full = full_mask(extent->sum_count);
+    full = tierfs_block_mask(extent->sum_count);
     if (head.size_bytes > INT64_MAX || head.sum_count != extent->sum_count ||
         length != sizeof(head) + head.sum_count * sizeof(uint64_t) + head.identity_bytes ||
         (head.present & ~full) != 0 || (head.zeros & ~head.present) != 0 ||
@@ -240,9 +240,4 @@ int tierfs_extent_decode(const void *data, size_t length, uint32_t extent_no, ui
     extent->place_bytes = head.segment != 0 ? head.place_bytes : 0;
     memcpy(extent->sums, (const uint8_t *)data + sizeof(head), head.sum_count * sizeof(uint64_t));
     return 0;
-}
-
-bool tierfs_extent_is_whole(const struct tierfs_extent *extent)
-{
-    return extent->present == full_mask(extent->sum_count) && extent->unverified == 0;
 }

@@ -58,5 +58,5 @@ int tierfs_extent_decode(const void *data, size_t length, uint32_t extent_no, ui
 /* How many blocks that extent of a content of that size has; 0 behind its end. */
 uint32_t tierfs_blocks_in_extent(uint64_t size_bytes, uint64_t extent_no);
 
-/* Every block of the extent is there, and none has to be verified. */
-bool tierfs_extent_is_whole(const struct tierfs_extent *extent);
+/* The word for so many blocks from bit 0: up to 64. */
+uint64_t tierfs_block_mask(uint32_t blocks);

@@ -11,16 +11,16 @@
 
 #define TIERFS_TIER_PATH 48 /* objects/ab/<32 hex> and a NUL */
 
-/* A part of a file that one extent of one tier holds. */
+/* Blocks of one extent of a file that lie next to each other, in one tier. */
 struct tierfs_piece {
     size_t file;
     unsigned tier;
     uint32_t extent_no;
+    uint32_t first_block, block_count; /* in the extent */
     uint64_t segment, place_bytes; /* segment 0: a file of the content's own */
     uint64_t offset_bytes; /* in the content */
     uint32_t length;
     size_t first_sum;
-    uint32_t sum_count;
     /* while it is read: */
     int descriptor;
     bool owns_descriptor;
@@ -69,9 +69,6 @@ struct tierfs_lane {
     char paths[TIERFS_WINDOW_PIECES][TIERFS_TIER_PATH];
 };
 
-/* Where the content is in that tier's index; -ENOENT if not all of that extent is, -ESTALE if it is unverified. */
+/* The record of that extent in a tier's index, into lane->extent; -ENOENT if there is none of that content and size. */
 int tierfs_lane_find_extent(struct tierfs_lane *lane, unsigned tier, const struct tierfs_wanted *file,
                             uint32_t extent_no);
-
-/* Makes sure of room for one more piece and its sums. -ENOMEM. */
-int tierfs_lane_reserve(struct tierfs_lane *lane);

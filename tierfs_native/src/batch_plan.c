@@ -223,7 +223,8 @@ static int resolve_all(struct tierfs_lane *lane, const struct tierfs_caller *cal
     return result;
 }
 
-int tierfs_lane_reserve(struct tierfs_lane *lane)
+/* Room for one more piece and its sums. */
+static int reserve(struct tierfs_lane *lane)
 {
     if (lane->piece_count == lane->piece_capacity) {
         const size_t capacity = lane->piece_capacity > 0 ? lane->piece_capacity * 2 : 256;
@@ -249,42 +250,81 @@ int tierfs_lane_reserve(struct tierfs_lane *lane)
 int tierfs_lane_find_extent(struct tierfs_lane *lane, unsigned tier, const struct tierfs_wanted *file,
                             uint32_t extent_no)
 {
-    struct tierfs_extent *extent = &lane->extent;
-    const int result = tierfs_index_find(lane->indexes[tier], file->content_id, extent_no, extent);
+    const int result = tierfs_index_find(lane->indexes[tier], file->content_id, extent_no, &lane->extent);
 
     if (result < 0)
         return result;
-    if (extent->size_bytes != file->size_bytes)
-        return -ENOENT;
-    if (!tierfs_extent_is_whole(extent))
-        return extent->unverified != 0 ? -ESTALE : -ENOENT;
-    return 0;
+    return lane->extent.size_bytes == file->size_bytes ? 0 : -ENOENT;
 }
 
-static void add_piece(struct tierfs_lane *lane, unsigned tier, size_t number,
-                      const struct tierfs_wanted *file, uint32_t extent_no)
+static int add_piece(struct tierfs_lane *lane, unsigned tier, size_t number, const struct tierfs_wanted *file,
+                     uint32_t extent_no, uint32_t first_block, uint32_t block_count)
 {
     const struct tierfs_extent *extent = &lane->extent;
-    const uint64_t offset = extent_no * TIERFS_EXTENT_BYTES;
+    const uint64_t offset = extent_no * TIERFS_EXTENT_BYTES + first_block * TIERFS_BLOCK_BYTES;
     const uint64_t left = file->size_bytes - offset;
+    const uint64_t blocks_bytes = block_count * TIERFS_BLOCK_BYTES;
 
+    if (reserve(lane) < 0)
+        return -ENOMEM;
     lane->pieces[lane->piece_count++] = (struct tierfs_piece){
         .file = number,
         .tier = tier,
         .extent_no = extent_no,
+        .first_block = first_block,
+        .block_count = block_count,
         .segment = extent->segment,
         .place_bytes = extent->place_bytes,
         .offset_bytes = offset,
-        .length = (uint32_t)(left < TIERFS_EXTENT_BYTES ? left : TIERFS_EXTENT_BYTES),
+        .length = (uint32_t)(left < blocks_bytes ? left : blocks_bytes),
         .first_sum = lane->sum_count,
-        .sum_count = extent->sum_count,
         .descriptor = -1,
     };
-    memcpy(lane->sums + lane->sum_count, extent->sums, extent->sum_count * sizeof(*extent->sums));
-    lane->sum_count += extent->sum_count;
+    memcpy(lane->sums + lane->sum_count, extent->sums + first_block, block_count * sizeof(*extent->sums));
+    lane->sum_count += block_count;
+    return 0;
 }
 
-/* Every extent of the file from the fastest tier that has all of it. */
+/* A piece for every run of blocks in the word. */
+static int add_pieces(struct tierfs_lane *lane, unsigned tier, size_t number,
+                      const struct tierfs_wanted *file, uint32_t extent_no, uint64_t word)
+{
+    while (word != 0) {
+        const uint32_t first = (uint32_t)__builtin_ctzll(word);
+        const uint64_t rest = ~(word >> first);
+        const uint32_t count = rest != 0 ? (uint32_t)__builtin_ctzll(rest) : 64;
+
+        if (add_piece(lane, tier, number, file, extent_no, first, count) < 0)
+            return -ENOMEM;
+        word &= ~(tierfs_block_mask(count) << first);
+    }
+    return 0;
+}
+
+/* Every block from the fastest tier that has it. */
+static enum tierfs_outcome locate_extent(struct tierfs_lane *lane, size_t number,
+                                         const struct tierfs_wanted *file, uint32_t extent_no)
+{
+    uint64_t missing = tierfs_block_mask(tierfs_blocks_in_extent(file->size_bytes, extent_no));
+    uint64_t unverified = 0;
+
+    for (unsigned tier = 0; tier < lane->batch->tier_count && missing != 0; tier++) {
+        const struct tierfs_extent *extent = &lane->extent;
+        uint64_t here;
+
+        if (tierfs_lane_find_extent(lane, tier, file, extent_no) < 0)
+            continue;
+        here = missing & extent->present & ~extent->unverified;
+        unverified |= extent->unverified;
+        if (add_pieces(lane, tier, number, file, extent_no, here) < 0)
+            return TIERFS_UNREADABLE;
+        missing &= ~here;
+    }
+    if (missing != 0)
+        return (missing & ~unverified) == 0 ? TIERFS_UNVERIFIED : TIERFS_ABSENT;
+    return TIERFS_LOCAL;
+}
+
 static enum tierfs_outcome locate(struct tierfs_lane *lane, size_t number, const struct tierfs_wanted *file)
 {
     const uint64_t extents =
@@ -293,23 +333,10 @@ static enum tierfs_outcome locate(struct tierfs_lane *lane, size_t number, const
     if (extents > UINT32_MAX)
         return TIERFS_ABSENT;
     for (uint32_t extent_no = 0; extent_no < extents; extent_no++) {
-        int result = -ENOENT;
+        const enum tierfs_outcome outcome = locate_extent(lane, number, file, extent_no);
 
-        if (tierfs_lane_reserve(lane) < 0)
-            return TIERFS_UNREADABLE;
-        for (unsigned tier = 0; tier < lane->batch->tier_count; tier++) {
-            const int here = tierfs_lane_find_extent(lane, tier, file, extent_no);
-
-            if (here == 0) {
-                add_piece(lane, tier, number, file, extent_no);
-                result = 0;
-                break;
-            }
-            if (here == -ESTALE)
-                result = here;
-        }
-        if (result < 0)
-            return result == -ESTALE ? TIERFS_UNVERIFIED : TIERFS_ABSENT;
+        if (outcome != TIERFS_LOCAL)
+            return outcome;
     }
     return TIERFS_LOCAL;
 }

@@ -247,7 +247,7 @@ static void verify_pieces(const struct window *window)
 
         if (!is_wanted(window, i) || !piece->from_device)
             continue;
-        for (uint32_t block = 0; block < piece->sum_count; block++) {
+        for (uint32_t block = 0; block < piece->block_count; block++) {
             const uint64_t start = block * TIERFS_BLOCK_BYTES;
             const uint64_t left = piece->length - start;
             const size_t length = (size_t)(left < TIERFS_BLOCK_BYTES ? left : TIERFS_BLOCK_BYTES);
@@ -284,11 +284,12 @@ static void check_paths(const struct window *window)
 static bool is_same(const struct tierfs_lane *lane, const struct tierfs_piece *piece)
 {
     const struct tierfs_extent *extent = &lane->extent;
+    const uint64_t word = tierfs_block_mask(piece->block_count) << piece->first_block;
 
     return extent->segment == piece->segment && extent->place_bytes == piece->place_bytes &&
-           extent->sum_count == piece->sum_count &&
-           memcmp(extent->sums, lane->sums + piece->first_sum, extent->sum_count * sizeof(*extent->sums)) ==
-               0;
+           (extent->present & ~extent->unverified & word) == word &&
+           memcmp(extent->sums + piece->first_block, lane->sums + piece->first_sum,
+                  piece->block_count * sizeof(*extent->sums)) == 0;
 }
 
 /*
