@@ -12,7 +12,7 @@
 ``support``           what these share
 ====================  =================================================================================
 
-``--front`` chooses what serves the mounts: ``python`` (default), ``native``, or ``plain``, an ordinary
+``--front`` chooses what serves the mounts: ``both`` (default), ``python``, ``native``, or ``plain``, an ordinary
 directory: whatever the POSIX tests demand, the local file system must do as well.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.mount import Mounted, MountFactory, fuse_missing, remove_tree, watchdog
+from tests.support.mount import Mounted, MountFactory, fuse_missing, native_missing, remove_tree, watchdog
 
 LIMIT_S = 150.0
 MOUNTING = {"mount_factory", "mounted", "shared_mount", "workdir"}
@@ -38,8 +38,19 @@ _numbers = itertools.count(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--front", choices=("python", "native", "plain"), default="python", help="serves the mounts"
+        "--front", choices=("both", "python", "native", "plain"), default="both", help="serves the mounts"
     )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test that mounts runs once per front."""
+    if "front" not in metafunc.fixturenames:
+        return
+    asked = metafunc.config.getoption("--front")
+    fronts = ["python", "native"] if asked == "both" else [asked]
+    if asked == "both" and not os.environ.get("TIERFS_NEED_NATIVE") and native_missing():
+        fronts = ["python"]
+    metafunc.parametrize("front", fronts, indirect=True, scope="session")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,7 +67,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         first = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
         return floors.index(first) if first in floors else 0
 
-    items.sort(key=floor)
+    def front_of(item: pytest.Item) -> str:
+        return str(item.callspec.params.get("front", "")) if hasattr(item, "callspec") else ""
+
+    items.sort(key=lambda item: (floor(item), front_of(item)))
     reason = None if config.getoption("--front") == "plain" else fuse_missing()
     for item in items:
         needs_mount = bool(MOUNTING & set(getattr(item, "fixturenames", ()))) or item.get_closest_marker(
@@ -88,8 +102,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.fixture(scope="session")
-def front(pytestconfig: pytest.Config) -> str:
-    return str(pytestconfig.getoption("--front"))
+def front(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +140,7 @@ def mounted(mount_factory: MountFactory) -> Mounted:
 @pytest.fixture(scope="session")
 def shared_mount(session_dir: Path, front: str) -> Iterator[Mounted]:
     """One mount for the many small tests of POSIX behaviour; see ``workdir``."""
-    mounted = Mounted(session_dir / "shared", front=front)
+    mounted = Mounted(session_dir / f"shared-{front}", front=front)
     mounted.start()
     yield mounted
     mounted.close()

@@ -57,6 +57,13 @@ def fuse_missing() -> str | None:
     return None
 
 
+def native_missing() -> str | None:
+    """Why no native front can be started here, or None if one can."""
+    from tierfs.cli import native
+
+    return native.why_not()
+
+
 def tierfs_command() -> list[str]:
     """The program under test: ``TIERFS_COMMAND``, the script beside this interpreter, or the module."""
     told = os.environ.get("TIERFS_COMMAND")

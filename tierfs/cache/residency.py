@@ -223,6 +223,13 @@ class Cache:
         await trio.lowlevel.checkpoint()
         return freed
 
+    def touch(self, content_id: ContentId, size_bytes: int) -> None:
+        """All of a small content has just been read from a tier by somebody else."""
+        for tier in self._tiers:
+            if tier.presence.resident_bytes(content_id):
+                tier.count_hit(content_id, 0, size_bytes)
+                return
+
     def lend(self, ref: ObjectRef, *, again: bool = False) -> int | None:
         """A descriptor of a tier's file that holds exactly the bytes of ``ref``; the caller closes it.
 

@@ -154,10 +154,11 @@ class Tier:
             return None
         data = self.nowait.read(fd, end_bytes - offset_bytes, extent.place_bytes + offset_bytes)
         if data is not None:
-            self._count_hit(content_id, offset_bytes, end_bytes)
+            self.count_hit(content_id, offset_bytes, end_bytes)
         return data
 
-    def _count_hit(self, content_id: ContentId, offset_bytes: int, end_bytes: int) -> None:
+    def count_hit(self, content_id: ContentId, offset_bytes: int, end_bytes: int) -> None:
+        """A range was read from here."""
         self.hits += 1
         self.hit_bytes += end_bytes - offset_bytes
         for number in range(offset_bytes // EXTENT_SIZE_BYTES, (end_bytes - 1) // EXTENT_SIZE_BYTES + 1):
@@ -209,7 +210,7 @@ class Tier:
             extent.unverified &= ~mask
             self.presence.put(unit, extent)
             self.commit_wanted.set()
-        self._count_hit(content_id, offset_bytes, end_bytes)
+        self.count_hit(content_id, offset_bytes, end_bytes)
         if len(data) == end_bytes - offset_bytes:
             return data
         return data[offset_bytes - start : end_bytes - start]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from tierfs.fs.ops import send_notice
 from tierfs.fs.remote import RemoteChanges
 from tierfs.fs.services import Services
 from tierfs.metrics import Metrics
-from tierfs.namespace import schema, tree
+from tierfs.namespace import records, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.refresh import Refresher
 from tierfs.namespace.transaction import WriteTransaction
@@ -81,6 +81,14 @@ class Parts:
     remote: RemoteChanges
     services: Services
     started_ns: int
+
+    def note_touched(self, inos: Sequence[int]) -> None:
+        """The front has read these files from the tiers."""
+        with self.db.read() as txn:
+            for ino in inos:
+                inode = records.find_inode(txn, ino)
+                if inode is not None and inode.is_regular and inode.size_bytes:
+                    self.cache.touch(inode.content_id, inode.size_bytes)
 
     def nobody_reads(self) -> None:
         """The mount is gone: what was kept for open files without a name can go."""

@@ -24,7 +24,7 @@ from tierfs.errors import NotFound
 from tierfs.fs.handles import DirectoryHandle, FileHandle
 from tierfs.mount.channel import OpenHandle
 from tierfs.mount.parts import Parts
-from tierfs.namespace import publish, schema, tree
+from tierfs.namespace import publish, records, schema, tree
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import NO_CONTENT, ContentId, Inode, content_id_of_object
 
@@ -58,6 +58,9 @@ async def restore_handles(parts: Parts, open_handles: Sequence[OpenHandle]) -> N
     """Give applications back what they had open, under the same numbers."""
     services = parts.services
     for known in open_handles:
+        if known.is_fronts:
+            services.orphans.update(_nameless(parts, known.ino))
+            continue
         if known.is_directory:
             services.handles.restore_directory(known.number, DirectoryHandle(known.ino))
             continue
@@ -67,13 +70,21 @@ async def restore_handles(parts: Parts, open_handles: Sequence[OpenHandle]) -> N
             log.warning("an open file is not known any more", ino=known.ino)
             continue
         with parts.db.read() as txn:
-            content.unlinked = tree.get(txn, known.ino).nlink == 0
+            inode = tree.get(txn, known.ino)
+        content.unlinked = inode.nlink == 0
+        content.linkable = content.unlinked and bool(inode.flags & schema.LINKABLE)
         if content.unlinked:
             services.orphans.add(known.ino)
         handle = FileHandle(content, known.flags, known.uid, known.passthrough)
         content.writers += handle.can_write
         content.passed_through += known.passthrough
         services.handles.restore_file(known.number, handle)
+
+
+def _nameless(parts: Parts, ino: int) -> set[int]:
+    with parts.db.read() as txn:
+        inode = records.find_inode(txn, ino)
+    return {ino} if inode is not None and not inode.nlink else set()
 
 
 async def _reap_orphans(parts: Parts, open_inos: set[int]) -> set[ContentId]:

@@ -19,6 +19,7 @@ struct inode_state {
     uint32_t opening;         /* requests on their way to the engine */
     uint32_t opening_writers; /* of those, for writing */
     uint32_t cached;          /* open through the page cache */
+    uint32_t here;   /* of those, opened by the front itself */
     uint32_t passed;          /* open and passed through */
     int32_t backing_id;       /* while passed > 0 */
     int lent;                 /* descriptor from the engine, or -1 */
@@ -204,6 +205,51 @@ void tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino)
     if (state != NULL)
         state->cached++;
     pthread_mutex_unlock(&backing->lock);
+}
+
+bool tierfs_backing_open_here(struct tierfs_backing *backing, uint64_t ino)
+{
+    bool opened = false;
+
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = get(backing, ino);
+    if (state != NULL && state->passed == 0) {
+        state->cached++;
+        state->here++;
+        opened = true;
+    }
+    pthread_mutex_unlock(&backing->lock);
+    return opened;
+}
+
+void tierfs_backing_released_here(struct tierfs_backing *backing, uint64_t ino)
+{
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = *find(backing, ino);
+    if (state != NULL && state->here > 0) {
+        state->here--;
+        state->cached--;
+        drop_if_unused(backing, ino);
+    }
+    pthread_mutex_unlock(&backing->lock);
+}
+
+int tierfs_backing_list_here(struct tierfs_backing *backing, uint64_t **inos, size_t *count)
+{
+    size_t capacity = 0;
+
+    *count = 0;
+    pthread_mutex_lock(&backing->lock);
+    for (uint32_t i = 0; i < BUCKETS; i++)
+        for (const struct inode_state *state = backing->buckets[i]; state != NULL; state = state->next)
+            capacity += state->here != 0;
+    *inos = calloc(capacity + 1, sizeof **inos);
+    for (uint32_t i = 0; *inos != NULL && i < BUCKETS; i++)
+        for (const struct inode_state *state = backing->buckets[i]; state != NULL; state = state->next)
+            if (state->here != 0)
+                (*inos)[(*count)++] = state->ino;
+    pthread_mutex_unlock(&backing->lock);
+    return *inos != NULL ? 0 : -ENOMEM;
 }
 
 void tierfs_backing_released(struct tierfs_backing *backing, uint64_t ino)

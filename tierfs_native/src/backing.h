@@ -11,6 +11,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct tierfs_backing;
@@ -37,6 +38,16 @@ void tierfs_backing_open_failed(struct tierfs_backing *backing, uint64_t ino, bo
 
 /* A file without an open request of its own (create) is open through the page cache. */
 void tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino);
+
+/*
+ * An open that the front answers by itself, through the page cache. False: the inode is passed through, so that the
+ * engine has to answer. Its end: tierfs_backing_released_here.
+ */
+bool tierfs_backing_open_here(struct tierfs_backing *backing, uint64_t ino);
+void tierfs_backing_released_here(struct tierfs_backing *backing, uint64_t ino);
+
+/* The inodes that are open like this, to be freed. 0 or -ENOMEM. */
+int tierfs_backing_list_here(struct tierfs_backing *backing, uint64_t **inos, size_t *count);
 
 /* One open of ino is over. */
 void tierfs_backing_released(struct tierfs_backing *backing, uint64_t ino);

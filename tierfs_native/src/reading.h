@@ -1,0 +1,42 @@
+/*
+ * Reads of small clean files, answered from the files of a tier without the engine.
+ *
+ * What may be believed, and why, stands in batch.h and batch_index.h; here it is one range of one file:
+ *
+ *   names    The request's snapshot of the namespace says which content the inode has, and that it is not being
+ *            written. A write that has been acknowledged before this read began is visible there.
+ *   bytes    The committed index of a tier says where the blocks are. Bytes from the page cache are believed; what
+ *            has to be read from the device is read in whole blocks, which must match their checksums.
+ *   after    The index, looked at again, says the same, and not so much has been committed meanwhile that the place
+ *            could have been punched and filled anew.
+ *
+ * What cannot be had like this is the engine's. One value serves all workers; a lane belongs to one of them.
+ */
+#pragma once
+
+#include "batch_index.h"
+#include "records.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TIERFS_READING_TIERS 8
+#define TIERFS_READING_MAX_BYTES (UINT64_C(1) << 20) /* larger files are passed through */
+
+struct tierfs_reading;
+struct tierfs_reading_lane;
+
+int tierfs_reading_create(struct tierfs_reading **reading); /* 0 or -errno */
+
+/* Before the first lane is opened: the root of a tier, fast to slow. is_memory: a tmpfs. 0 or -errno. */
+int tierfs_reading_add_tier(struct tierfs_reading *reading, const char *root, bool is_memory);
+
+int tierfs_reading_lane_open(const struct tierfs_reading *reading, struct tierfs_reading_lane **lane);
+
+/*
+ * Up to length bytes of inode from offset. Returns how many (fewer only at the end of the file), or -EAGAIN: the
+ * engine has to answer.
+ */
+long tierfs_reading_read(struct tierfs_reading_lane *lane, const struct tierfs_inode *inode, uint64_t offset,
+                         size_t length, char *out);

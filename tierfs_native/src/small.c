@@ -1,0 +1,157 @@
+#define _GNU_SOURCE
+#include "small.h"
+
+#include "answer.h"
+#include "log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+struct tierfs_small {
+    struct tierfs_backing *backing;
+    const struct tierfs_reading *reading;
+    atomic_uint_fast64_t opens, reads, missed;
+    atomic_uint_fast64_t touched[TIERFS_SMALL_TOUCHED];
+    unsigned workers;
+    struct tierfs_reading_lane *lanes[];
+};
+
+int tierfs_small_create(struct tierfs_backing *backing, const struct tierfs_reading *reading,
+                        unsigned workers, struct tierfs_small **small)
+{
+    struct tierfs_small *made = calloc(1, sizeof *made + workers * sizeof made->lanes[0]);
+
+    if (made == NULL)
+        return -ENOMEM;
+    made->backing = backing;
+    made->reading = reading;
+    made->workers = workers;
+    *small = made;
+    return 0;
+}
+
+/* A regular file whose bytes are those of its content, and no newer ones in the engine's hands. 0 or -errno. */
+static int find_clean(struct tierfs_reader *reader, uint64_t ino, struct tierfs_inode *inode)
+{
+    int result = tierfs_reader_begin(reader);
+
+    if (result < 0)
+        return result;
+    result = tierfs_find_inode(reader, ino, inode);
+    tierfs_reader_end(reader);
+    if (result == 0 && (!S_ISREG(inode->mode) || (inode->flags & TIERFS_DATA_LOCAL) != 0))
+        result = -EAGAIN;
+    return result;
+}
+
+static bool passthrough_is_refused(struct tierfs_small *small)
+{
+    int refusal = 0;
+
+    (void)tierfs_backing_opens(small->backing, &refusal);
+    return refusal != 0;
+}
+
+static long answer_open(struct tierfs_small *small, struct tierfs_reader *reader, uint64_t ino,
+                        const void *body, size_t body_bytes, void *out)
+{
+    struct fuse_open_out reply = {.fh = TIERFS_FH_FRONT | ino,
+                                  .open_flags = FOPEN_KEEP_CACHE | FOPEN_NOFLUSH};
+    struct fuse_open_in asked;
+    struct tierfs_inode inode;
+
+    if (body_bytes < sizeof asked || (ino & TIERFS_FH_FRONT) != 0)
+        return TIERFS_RELAY;
+    memcpy(&asked, body, sizeof asked);
+    if ((asked.flags & O_ACCMODE) != O_RDONLY || (asked.flags & O_TRUNC) != 0 ||
+        find_clean(reader, ino, &inode) < 0)
+        return TIERFS_RELAY;
+    if (inode.size_bytes >= TIERFS_READING_MAX_BYTES && !passthrough_is_refused(small))
+        return TIERFS_RELAY;
+    if (!tierfs_backing_open_here(small->backing, ino))
+        return TIERFS_RELAY;
+    atomic_fetch_add_explicit(&small->opens, 1, memory_order_relaxed);
+    memcpy(out, &reply, sizeof reply);
+    return sizeof reply;
+}
+
+static long answer_read(struct tierfs_small *small, unsigned worker, struct tierfs_reader *reader,
+                        uint64_t ino, const struct fuse_read_in *asked, void *out, size_t out_capacity)
+{
+    struct tierfs_inode inode;
+    long result = -EAGAIN;
+
+    if (small->lanes[worker] == NULL && tierfs_reading_lane_open(small->reading, &small->lanes[worker]) < 0)
+        small->lanes[worker] = NULL;
+    if (small->lanes[worker] != NULL && asked->size <= out_capacity && find_clean(reader, ino, &inode) == 0)
+        result = tierfs_reading_read(small->lanes[worker], &inode, asked->offset, asked->size, out);
+    if (result < 0) {
+        atomic_fetch_add_explicit(&small->missed, 1, memory_order_relaxed);
+        return TIERFS_RELAY;
+    }
+    atomic_fetch_add_explicit(&small->reads, 1, memory_order_relaxed);
+    atomic_store_explicit(&small->touched[ino % TIERFS_SMALL_TOUCHED], ino, memory_order_relaxed);
+    return result;
+}
+
+long tierfs_small_answer(struct tierfs_small *small, unsigned worker, struct tierfs_reader *reader,
+                         const struct fuse_in_header *header, const void *body, size_t body_bytes, void *out,
+                         size_t out_capacity)
+{
+    union {
+        uint64_t fh; /* the first field of each */
+        struct fuse_read_in read;
+        struct fuse_release_in release;
+        struct fuse_flush_in flush;
+    } asked;
+    size_t wanted;
+
+    switch (header->opcode) {
+    case FUSE_OPEN:
+        return answer_open(small, reader, header->nodeid, body, body_bytes, out);
+    case FUSE_READ:
+        wanted = sizeof asked.read;
+        break;
+    case FUSE_RELEASE:
+        wanted = sizeof asked.release;
+        break;
+    case FUSE_FLUSH:
+        wanted = sizeof asked.flush;
+        break;
+    default:
+        return TIERFS_NOT_SMALL;
+    }
+    if (body_bytes < wanted)
+        return TIERFS_NOT_SMALL;
+    memcpy(&asked, body, wanted);
+    if ((asked.fh & TIERFS_FH_FRONT) == 0 || (asked.fh & ~TIERFS_FH_FRONT) != header->nodeid)
+        return TIERFS_NOT_SMALL;
+    if (header->opcode == FUSE_READ)
+        return answer_read(small, worker, reader, header->nodeid, &asked.read, out, out_capacity);
+    if (header->opcode == FUSE_RELEASE)
+        tierfs_backing_released_here(small->backing, header->nodeid);
+    return 0;
+}
+
+size_t tierfs_small_touched(struct tierfs_small *small, uint64_t *inos)
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < TIERFS_SMALL_TOUCHED; i++) {
+        if (atomic_load_explicit(&small->touched[i], memory_order_relaxed) == 0)
+            continue;
+        inos[count++] = atomic_exchange_explicit(&small->touched[i], 0, memory_order_relaxed);
+    }
+    return count;
+}
+
+void tierfs_small_counts(struct tierfs_small *small, uint64_t *opens, uint64_t *reads, uint64_t *missed)
+{
+    *opens = atomic_load(&small->opens);
+    *reads = atomic_load(&small->reads);
+    *missed = atomic_load(&small->missed);
+}
