@@ -231,6 +231,12 @@ def free_bytes(root: str) -> tuple[int, int]:
     return info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize
 
 
+def identity(file: int | str) -> tuple[int, int]:
+    """(device, inode): whether two names or descriptors mean one file."""
+    info = os.stat(file)
+    return info.st_dev, info.st_ino
+
+
 def unlink_if_there(path: str) -> None:
     try:
         os.unlink(path)

@@ -1,7 +1,8 @@
 """Lending a tier's file to whoever reads it without passing here: the kernel, for FUSE passthrough.
 
-A file can be lent if it holds all bytes of one content and nothing else, and all of them are verified. While
-it is lent its blocks are not evicted, so no hole is punched into what somebody reads. Unlinking does no harm.
+A file can be lent if it holds all bytes of one content and nothing else, and all of them are verified and
+recorded: should this engine die, the next one finds the same file. While it is lent its blocks are not
+evicted, so no hole is punched into what somebody reads, and who wants to write later on gets the same file.
 
 Trio thread only.
 """
@@ -16,10 +17,15 @@ from tierfs.cache.tier import Tier
 from tierfs.types import ContentId, ObjectRef
 
 
-def open_whole(tier: Tier, ref: ObjectRef) -> int | None:
-    """A descriptor, for reading and writing, of the file that holds exactly the bytes of ``ref``; or None."""
+def open_whole(tier: Tier, ref: ObjectRef, *, recorded: bool = True) -> int | None:
+    """A descriptor, for reading and writing, of the file that holds exactly the bytes of ``ref``; or None.
+
+    ``recorded`` False: also before the index has been committed.
+    """
     content_id, presence = ref.content_id, tier.presence
     if not presence.is_complete(content_id) or tier.is_being_removed(content_id):
+        return None
+    if recorded and tier.index.is_changed(content_id):
         return None
     for number in range(blocks.extent_count(ref.size_bytes)):
         extent = presence.extent(content_id, number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,9 +11,10 @@ from dataclasses import dataclass
 
 import trio
 
-from tierfs.cache import lending, opening, upkeep
+from tierfs.cache import device, lending, opening, upkeep
 from tierfs.cache.area import DirtyContent, Drain, StagingArea
 from tierfs.cache.fetch import Fetcher
+from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.placement import Placement
 from tierfs.cache.reading import Reader
 from tierfs.cache.staging import Staging
@@ -64,6 +67,7 @@ class Cache:
         self._reader = Reader(tiers, self._placement, self._fetcher, metrics)
         self._area = StagingArea(write_tier, self, dirty_limit_bytes=settings.dirty_limit_bytes)
         self._all_tiers = tiers if write_tier in tiers else [*tiers, write_tier]
+        self._read_only = settings.read_only
         self._lent: dict[ContentId, list[Callable[[], None]]] = {}
         opening.register_gauges(metrics, self._all_tiers)
 
@@ -210,8 +214,11 @@ class Cache:
         await trio.lowlevel.checkpoint()
 
     async def evict(self, content_id: ContentId) -> int:
-        """Drop clean, unpinned bytes of that content everywhere; returns how many. Dirty: 0."""
+        """Drop clean, unpinned bytes of that content everywhere; returns how many. Dirty or lent: 0."""
         freed = 0
+        if content_id in self._lent:
+            await trio.lowlevel.checkpoint()
+            return 0
         self._fetcher.transit.forget(content_id)
         for tier in self._tiers:
             if content_id in tier.presence.pins or tier.is_being_removed(content_id):
@@ -234,15 +241,36 @@ class Cache:
         """A descriptor of a tier's file that holds exactly the bytes of ``ref``; the caller closes it.
 
         They stay there until ``give_back``, once for every call without ``again``. None if they are spread
-        over several files, packed with others, not all here, or not verified yet. Blocks for as long as
-        open(2) takes.
+        over several files, packed with others, not all here, or not verified or recorded yet. Blocks for as
+        long as open(2) takes.
         """
-        for tier in self._tiers:
+        for tier in self._lending_tiers():
             descriptor = lending.open_whole(tier, ref)
             if descriptor is not None:
                 if not again:
                     self._lent.setdefault(ref.content_id, []).append(lending.hold(tier, ref.content_id))
                 return descriptor
+        return None
+
+    def _lending_tiers(self) -> list[Tier]:
+        """Who writes has to get the file that readers have: it must be one that can become a staging file."""
+        return self._tiers if self._read_only else [tier for tier in self._tiers if tier is self._area.tier]
+
+    async def hold(self, ref: ObjectRef) -> tuple[int, int] | None:
+        """Keep a file that was lent by another engine, or for another content, until ``give_back``.
+
+        Returns (device, inode) of the file, None if there is none.
+        """
+        for tier in self._lending_tiers():
+            descriptor = lending.open_whole(tier, ref, recorded=False)
+            if descriptor is not None:
+                self._lent.setdefault(ref.content_id, []).append(lending.hold(tier, ref.content_id))
+                identity = device.identity(descriptor)
+                os.close(descriptor)
+                with contextlib.suppress(IndexWriteFailed):  # logged; the next commit tries again
+                    await tier.commit()
+                return identity
+        await trio.lowlevel.checkpoint()
         return None
 
     def give_back(self, content_id: ContentId) -> None:

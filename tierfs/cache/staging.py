@@ -275,15 +275,30 @@ class Staging:
                 self._size_bytes = size_bytes
                 await self._measure()
 
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """(device, inode) of the file; None if it has gone. Blocks for as long as stat(2) takes."""
+        try:
+            return device.identity(self._file())
+        except FileNotFoundError:
+            return None
+
+    def _file(self) -> int | str:
+        """What stat(2) takes: a descriptor if there is one."""
+        fd = self._dirty.files.get(self.content_id)
+        return self._dirty.path_of(self.content_id) if fd is None else fd
+
     def notice_direct_writes(self) -> int | None:
         """Somebody may have written into the file without passing here (see ``Cache.lend``).
 
         Returns its mtime if it has been changed since the last look, else None. All of it counts as changed.
         """
-        fd = self._dirty.files.get(self.content_id)
-        if fd is None or self._closed:
+        if self._closed:
             return None
-        info = os.fstat(fd)
+        try:
+            info = os.stat(self._file())
+        except FileNotFoundError:
+            return None
         seen = info.st_size, info.st_mtime_ns
         if seen == self._seen:
             return None

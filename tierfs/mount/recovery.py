@@ -78,6 +78,8 @@ async def restore_handles(parts: Parts, open_handles: Sequence[OpenHandle]) -> N
         handle = FileHandle(content, known.flags, known.uid, known.passthrough)
         content.writers += handle.can_write
         content.passed_through += known.passthrough
+        if known.passthrough:
+            await parts.contents.keep_passed(content)
         services.handles.restore_file(known.number, handle)
 
 

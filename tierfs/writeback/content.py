@@ -13,6 +13,7 @@ for the lock instead of writing into a file that is about to become immutable.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import MAX_OBJECT_BYTES
 from tierfs.types import NO_CONTENT, ContentId, Inode, ObjectRef, new_content_id
+
+NO_FILE = (0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,8 @@ class FileContent:
     """Opens whose reads and writes go to the file in the tier: while there are any it stays the same file."""
     lent: ContentId | None = None
     """The content whose file in the tier may not go, because it is passed through."""
+    passed_file: tuple[int, int] | None = None
+    """(device, inode) of the file that was lent last."""
     unlinked: bool = False
     unsaved: bool = False
     """Size or times here are newer than in the namespace."""
@@ -303,8 +308,12 @@ class ContentTable:
         if content.staging is None or content.sealing:
             await self._begin_write(content, keep=True)
         await self.make_independent(content)
-        if content.staging is not None:
-            content.staging.notice_direct_writes()  # so that the next look knows what is new
+        staging = content.staging
+        if staging is None:
+            return
+        if content.passed_file not in (None, staging.identity):
+            raise TierFailed(f"inode {content.ino}: the file that applications have is gone from the tier")
+        staging.notice_direct_writes()  # so that the next look knows what is new
 
     def notice_direct_writes(self, content: FileContent) -> None:
         """Take in what was written without passing here. Blocks for as long as fstat(2) takes."""
@@ -343,7 +352,31 @@ class ContentTable:
         descriptor = self._cache.lend(content.ref, again=content.lent is not None)
         if descriptor is not None:
             content.lent = content.content_id
+            info = os.stat(descriptor)
+            content.passed_file = info.st_dev, info.st_ino
         return descriptor
+
+    async def keep_passed(self, content: FileContent) -> None:
+        """Keep the file that applications have in its place: what is known of it is out of date.
+
+        An upload has turned the staging file into a clean copy, or it was lent by an engine that is dead.
+        """
+        if content.lent is not None:
+            self._cache.give_back(content.lent)
+            content.lent = None
+        if not content.passed_through:
+            return
+        if content.staging is not None:
+            found = content.staging.identity
+        elif content.ref is not None:
+            content.lent = content.content_id
+            found = await self._cache.hold(content.ref)
+            if found is None:
+                content.lent = None
+        else:
+            found = None
+        if content.passed_file is None:
+            content.passed_file = found or NO_FILE
 
     async def save(self, content: FileContent, *, durable: bool = False) -> None:
         """Bring size and times into the namespace (flush, close, fsync)."""

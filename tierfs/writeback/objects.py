@@ -195,6 +195,7 @@ class ObjectWriter:
                         log.warning("local copy not kept after upload", key=info.key, reason=str(error))
                         turn_clean()
                         await staging.discard()
+                await self._contents.keep_passed(content)
             finally:
                 content.sealing = False
 
