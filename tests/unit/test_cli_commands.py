@@ -282,7 +282,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
 
 
-COMMANDS = ["mount", "umount", "status", "flush", "import", "prefetch", "pin", "unpin", "evict", "meta"]
+COMMANDS = ["mount", "umount", "status", "flush", "import", "prefetch", "pin", "unpin", "evict", "upgrade", "meta"]
 
 
 @pytest.mark.parametrize("words", [[], ["doctor"], ["version"], *([name] for name in COMMANDS)])

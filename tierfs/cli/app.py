@@ -23,6 +23,7 @@ from tierfs.cli import (
     status,
     umount,
     unpin,
+    upgrade,
     version,
 )
 from tierfs.errors import TierfsError
@@ -61,6 +62,7 @@ app.command("prefetch")(prefetch.command)
 app.command("pin")(pin.command)
 app.command("unpin")(unpin.command)
 app.command("evict")(evict.command)
+app.command("upgrade")(upgrade.command)
 app.add_typer(meta.app, name="meta")
 app.command("doctor")(doctor.command)
 app.command("version")(version.command)

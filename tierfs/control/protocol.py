@@ -289,6 +289,17 @@ class UnmountReply(msgspec.Struct, kw_only=True):
     remaining_bytes: int
 
 
+class UpgradeRequest(msgspec.Struct, kw_only=True):
+    """Make room for another engine, with the code that is installed now. Native front only."""
+
+
+class UpgradeReply(msgspec.Struct, kw_only=True):
+    """The engine that answers ends at once."""
+
+    pid: int
+    version: str
+
+
 OPERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
     "ping": (PingRequest, PingReply),
     "status": (StatusRequest, StatusReply),
@@ -300,4 +311,5 @@ OPERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
     "evict": (EvictRequest, PathsReply),
     "drain": (DrainRequest, DrainReply),
     "unmount": (UnmountRequest, UnmountReply),
+    "upgrade": (UpgradeRequest, UpgradeReply),
 }

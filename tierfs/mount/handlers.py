@@ -13,7 +13,7 @@ import trio
 from tierfs import __version__
 from tierfs.control import protocol as p
 from tierfs.control.server import ControlServer, Report
-from tierfs.errors import TierfsError
+from tierfs.errors import NotSupported, TierfsError
 from tierfs.mount.parts import Parts
 from tierfs.namespace import publish, schema, tree
 from tierfs.prefetch.job import PrefetchJob, PrefetchTarget
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PAGE = 1000
+ANSWER_TIME_S = 0.05
+"""For the answer to leave before the process does."""
+EXIT_UPGRADE = 75
+"""What the front takes as no failure (``TIERFS_EXIT_UPGRADE`` in main.c)."""
 PROGRESS_INTERVAL_S = 0.2
 Act = Callable[[Inode, ObjectRef | None], Awaitable[int]]
 Walk = AsyncIterator[tuple[bytes, Inode, ObjectRef | None]]
@@ -48,6 +52,7 @@ class Handlers:
         server.register("evict", self.evict)
         server.register("drain", self.drain)
         server.register("unmount", self.unmount)
+        server.register("upgrade", self.upgrade)
 
     async def status(self, request: p.StatusRequest, report: Report) -> p.StatusReply:
         parts, settings = self._parts, self._parts.settings
@@ -175,6 +180,21 @@ class Handlers:
         else:
             self._engine.set_grace(request.grace_s)
         return p.UnmountReply(pid=os.getpid(), remaining_files=len(left), remaining_bytes=left_bytes)
+
+    async def upgrade(self, request: p.UpgradeRequest, report: Report) -> p.UpgradeReply:
+        if self._engine.front.kind != "native":
+            raise NotSupported("only a mount with the native front outlives its engine; unmount and mount again")
+        self._nursery.start_soon(self._make_room)
+        return p.UpgradeReply(pid=os.getpid(), version=__version__)
+
+    async def _make_room(self) -> None:
+        """End this process; the front starts another. What is not committed by now is repeated there."""
+        await trio.sleep(ANSWER_TIME_S)
+        for handle in self._parts.services.handles.files():
+            await self._parts.contents.save(handle.content)
+        await self._parts.db.sync()
+        log.info("makes room for a new engine")
+        os._exit(EXIT_UPGRADE)
 
     async def import_prefix(self, request: p.ImportRequest, report: Report) -> p.ImportReply:
         started = time.monotonic()
