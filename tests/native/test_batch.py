@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import multiprocessing
 import os
 import random
 import threading
@@ -753,3 +754,24 @@ def test_names_of_the_package() -> None:
     assert tierfs.open_many is open_many
     with pytest.raises(AttributeError):
         _ = tierfs.read_some  # type: ignore[attr-defined]
+
+
+def readers_of(directory: Path) -> int:
+    """Slots that are taken in the reader table of a data base, by processes that live or not."""
+    with lmdb.open(str(directory), readonly=True, max_dbs=16, lock=True) as environment:
+        return len(environment.readers().strip().splitlines()) - 1  # a headline, or that there are none
+
+
+def test_workers_leave_no_slots_behind(mount: Callable[..., Mounted]) -> None:
+    mounted = mount()
+    tree = fill(mounted)
+    before = readers_of(mounted.state_dir / "namespace.lmdb")
+    context = multiprocessing.get_context("fork")
+    for _ in range(3):
+        workers = [context.Process(target=contents, args=(list(tree),)) for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+            assert worker.exitcode == 0
+    assert readers_of(mounted.state_dir / "namespace.lmdb") <= before

@@ -11,8 +11,10 @@ when its namespace is another file, and, while it cannot be read directly, every
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
+import sys
 import threading
 import time
 from collections import Counter
@@ -244,11 +246,28 @@ def current() -> Places:
 def _make() -> Places:
     global _places
     with _making:
-        if _places is None:
-            _places = Places()
-        elif _places.pid != os.getpid():
-            _places = _places.for_child()
+        if _places is None or _places.pid != os.getpid():
+            _places = Places() if _places is None else _places.for_child()
+            _close_at_exit()
         return _places
+
+
+def _close_at_exit() -> None:
+    """Give the slots in LMDB's reader tables back: a process that does not keeps them until somebody checks.
+
+    Children of ``multiprocessing`` (the workers of a ``DataLoader``) end without the interpreter's own exit
+    handlers, but with those of that module.
+    """
+    atexit.register(_close)
+    workers = sys.modules.get("multiprocessing.util")
+    if workers is not None:
+        workers.Finalize(None, _close, exitpriority=0)
+
+
+def _close() -> None:
+    global _places
+    if _places is not None and _places.pid == os.getpid():
+        _places = None
 
 
 def _after_fork() -> None:

@@ -399,7 +399,7 @@ int tierfs_lane_open(const struct tierfs_batch *batch, struct tierfs_lane **lane
     for (size_t i = 0; i < batch->tier_count && result == 0; i++)
         result = tierfs_index_reader_open(batch->tiers[i].index, &made->indexes[i]);
     if (result == 0)
-        result = tierfs_ring_open(&made->ring);
+        result = tierfs_ring_open(false, &made->ring);
     if (result < 0) {
         tierfs_lane_close(made);
         return result;
@@ -423,5 +423,5 @@ void tierfs_lane_close(struct tierfs_lane *lane)
 
 bool tierfs_lane_has_ring(const struct tierfs_lane *lane)
 {
-    return tierfs_ring_is_real(lane->ring) != 0;
+    return tierfs_ring_is_real(lane->ring);
 }

@@ -113,14 +113,15 @@ static void set_up(struct tierfs_ring *ring)
     }
 }
 
-int tierfs_ring_open(struct tierfs_ring **ring)
+int tierfs_ring_open(bool in_turn, struct tierfs_ring **ring)
 {
     struct tierfs_ring *made = calloc(1, sizeof(*made));
 
     if (made == NULL)
         return -ENOMEM;
     made->descriptor = -1;
-    set_up(made);
+    if (!in_turn)
+        set_up(made);
     *ring = made;
     return 0;
 }
@@ -135,7 +136,7 @@ void tierfs_ring_close(struct tierfs_ring *ring)
     free(ring);
 }
 
-int tierfs_ring_is_real(const struct tierfs_ring *ring)
+bool tierfs_ring_is_real(const struct tierfs_ring *ring)
 {
     return ring->descriptor >= 0;
 }

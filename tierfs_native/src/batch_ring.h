@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,12 +29,12 @@ struct tierfs_call {
     int result; /* what the system call returned, or -errno */
 };
 
-/* Always 0 or -ENOMEM: without io_uring a ring works too, only slower. */
-int tierfs_ring_open(struct tierfs_ring **ring);
+/* 0 or -ENOMEM: without io_uring a ring works too, only slower. in_turn: as if there were none. */
+int tierfs_ring_open(bool in_turn, struct tierfs_ring **ring);
 void tierfs_ring_close(struct tierfs_ring *ring);
 
 /* Whether calls overlap. */
-int tierfs_ring_is_real(const struct tierfs_ring *ring);
+bool tierfs_ring_is_real(const struct tierfs_ring *ring);
 
 /* Carries all calls out and sets their results; returns when the last is done. */
 void tierfs_ring_run(struct tierfs_ring *ring, struct tierfs_call *calls, size_t count);
