@@ -278,6 +278,8 @@ def _settle(answers: dict[int, memoryview | OSError], results: list[Slot], targe
 
 def _deliver(results: list[Slot], errors: Errors) -> list[memoryview]:
     """The results, all of them settled. With ``errors`` "return" some are ``OSError``."""
+    if errors not in {"raise", "return"}:
+        raise ValueError(f'errors is {errors!r}, not "raise" or "return"')
     if errors == "raise":
         for result in results:
             if isinstance(result, OSError):
