@@ -195,7 +195,8 @@ def run(options: argparse.Namespace, work_dir: Path) -> tuple[Plan, list[str]]:
         make_local(mounted, mount)
         said = tierfs.batch.status()
         plan = Plan(disk, mount, options.batch, options.seed, options.passes)
-        if os.geteuid() == 0:
+        may_drop = os.geteuid() == 0 and not options.hot_only
+        if may_drop:
             drop_caches()
         for paths in (disk, mount):
             for start in range(0, len(paths), 1000):
@@ -203,7 +204,7 @@ def run(options: argparse.Namespace, work_dir: Path) -> tuple[Plan, list[str]]:
         for number in range(options.rounds):
             for readers in (1, options.readers):
                 plan.measure(readers, cold=False, through_mount=not number)
-                if os.geteuid() == 0:
+                if may_drop:
                     plan.measure(readers, cold=True, through_mount=False)
         notes = [
             f"mount     {shlex.join(mounted.arguments)}",
@@ -221,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--readers", type=int, default=8, help="processes of the second line of each kind")
     parser.add_argument("--passes", type=int, default=4, help="over the files, in a round of a hot line")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--hot-only", action="store_true", help="drop no caches")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work-dir", type=Path, help="on the disk to be compared with (default: a new one)")
     parser.add_argument("--json", type=Path, help="write all values to this file")

@@ -16,6 +16,7 @@ import lmdb
 import pytest
 import xxhash
 
+import benchmarks.batch
 import tierfs
 import tierfs_native
 from tests.support.mount import Mounted, MountFactory, wait_until
@@ -777,3 +778,11 @@ def test_workers_leave_no_slots_behind(mount: Callable[..., Mounted]) -> None:
             assert worker.exitcode == 0
         used = readers_of(mounted.state_dir / "namespace.lmdb")
         assert not used & {worker.pid for worker in workers}
+
+
+def test_the_benchmark_runs(fresh: None, base_dir: Path, monkeypatch: pytest.MonkeyPatch,
+                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TIERFS_RUN_DIR", str(base_dir / "run"))
+    arguments = "--files 200 --batch 50 --readers 2 --passes 1 --rounds 1 --hot-only --work-dir"
+    assert benchmarks.batch.main([*arguments.split(), str(base_dir)]) == 0
+    assert "hot, 2 readers" in capsys.readouterr().out
