@@ -16,6 +16,7 @@
     │   ├── NotPermitted             EPERM
     │   ├── NotSupported             EOPNOTSUPP
     │   ├── NoAttribute              ENODATA
+    │   ├── NoSuchRange              ENXIO      no data, and no hole, behind that offset
     │   ├── TooManyLinks             EMLINK
     │   ├── ReadOnly                 EROFS
     │   └── DamagedRecord            EIO        a record that does not decode
@@ -105,6 +106,10 @@ class NotPermitted(NamespaceError):
 
 class NotSupported(NamespaceError):
     errno = _errno.EOPNOTSUPP
+
+
+class NoSuchRange(NamespaceError):
+    errno = _errno.ENXIO
 
 
 class NoAttribute(NamespaceError):

@@ -116,12 +116,27 @@ class DirtyFiles:
 
     async def with_file(self, content_id: ContentId, function: Callable[[int], T]) -> T:
         """Run ``function(fd)`` in a worker, with the data file open for reading and writing."""
+        with self._holding(await self._descriptor(content_id)) as fd:
+            return await self.call(function, fd)
+
+    async def with_files(
+            self, first: ContentId, second: ContentId, function: Callable[[int, int], T]) -> T:
+        """The same with two files."""
+        with self._holding(await self._descriptor(first)) as first_fd:
+            with self._holding(await self._descriptor(second)) as second_fd:
+                return await self.call(function, first_fd, second_fd)
+
+    async def _descriptor(self, content_id: ContentId) -> int:
         fd = self.files.get(content_id)
         if fd is None:
             fd = self.files.add(content_id, await self.call(self.files.open_blocking, content_id))
+        return fd
+
+    @contextmanager
+    def _holding(self, fd: int) -> Iterator[int]:
         self.files.hold(fd)
         try:
-            return await self.call(function, fd)
+            yield fd
         finally:
             self.files.release(fd)
 

@@ -43,6 +43,28 @@ class Overlay:
         return any(self.absent(number, blocks.range_mask(start, stop))
                    for number, start, stop in blocks.extent_spans(offset_bytes, end_bytes))
 
+    def next_absent(self, offset_bytes: int, end_bytes: int) -> tuple[int, int]:
+        """(start, stop) of the first absent bytes of a range, neighbouring blocks taken together.
+
+        Both are the end of the range if there are none. What lies behind the limit in an absent block counts
+        as absent.
+        """
+        start = stop = end_bytes
+        for number in range(offset_bytes // blocks.EXTENT_SIZE_BYTES, blocks.extent_count(end_bytes)):
+            for first, count in blocks.runs(self.absent(number, (1 << EXTENT_BLOCKS) - 1)):
+                low = (number * EXTENT_BLOCKS + first) * BLOCK_SIZE_BYTES
+                high = low + count * BLOCK_SIZE_BYTES
+                if high <= offset_bytes:
+                    continue
+                if start == end_bytes:
+                    start = stop = max(low, offset_bytes)
+                if low > stop or low >= end_bytes:
+                    return min(start, end_bytes), min(stop, end_bytes)
+                stop = high
+            if start < end_bytes and stop < (number + 1) * blocks.EXTENT_SIZE_BYTES:
+                break
+        return min(start, end_bytes), min(stop, end_bytes)
+
     def parts(self, offset_bytes: int, end_bytes: int) -> Iterator[tuple[int, int, bool]]:
         """(start, stop, absent) of pieces of a range that are all the file's own or all absent."""
         start = offset_bytes

@@ -50,12 +50,13 @@ discard
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
 
-from tierfs.cache import blocks, device, sealing
+from tierfs.cache import blocks, device, holes, sealing
 from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.dirty import DirtyFiles
 from tierfs.cache.health import is_no_space
@@ -155,7 +156,7 @@ class Staging:
         ])
 
     async def _read_own(self, start: int, stop: int) -> bytes:
-        return await self._with_file(lambda fd: device.pread_all(fd, stop - start, start))
+        return await self.with_file(lambda fd: device.pread_all(fd, stop - start, start))
 
     async def _read_base(self, overlay: Overlay, start: int, stop: int) -> bytes:
         limit = min(stop, overlay.limit_bytes)
@@ -215,50 +216,110 @@ class Staging:
         if not data:
             await trio.lowlevel.checkpoint()
             return
-        async with self._lock:
-            self._check_open()
-            overlay = self._overlay
-            if overlay is not None:
-                for number in overlay.partly_covered(offset_bytes, offset_bytes + len(data)):
-                    start = number * BLOCK_SIZE_BYTES
-                    stop = min(start + BLOCK_SIZE_BYTES, overlay.limit_bytes)
-                    body = await self._dirty.reader.read(overlay.base, start, stop - start)
-                    await self._put(start, body, changed=False)
+        async with self.locked():
+            await self.fill_edges(offset_bytes, offset_bytes + len(data))
             await self._put(offset_bytes, data, changed=True)
 
     async def _put(self, offset_bytes: int, data: bytes, *, changed: bool) -> None:
         """Under the lock: into the file, however much has to be moved out of the way."""
-        dirty, overlay, end = self._dirty, self._overlay, offset_bytes + len(data)
-        room = len(data) + 2 * blocks.ALLOCATION_BYTES
-        if not dirty.try_reserve(room):
-            if not await self._with_file(lambda fd: device.has_hole(fd, offset_bytes, end)):
+        await self.apply(offset_bytes, offset_bytes + len(data),
+                         lambda fd: device.pwrite_all(fd, data, offset_bytes),
+                         room_bytes=len(data), grows=changed, changed=changed)
+
+    # for ``ranges``, and what writes are made of
+
+    @property
+    def overlay(self) -> Overlay | None:
+        """Which blocks are absent; None for a file made here."""
+        return self._overlay
+
+    @property
+    def dirty(self) -> DirtyFiles:
+        return self._dirty
+
+    @asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Nobody else changes the file or turns it clean, but for direct writes. Raises ``TierFailed``."""
+        async with self._lock:
+            self._check_open()
+            yield
+
+    async def fill_edges(self, offset_bytes: int, end_bytes: int) -> None:
+        """Under the lock: bring those absent blocks here that a change of that range does not replace."""
+        overlay = self._overlay
+        if overlay is None:
+            return
+        for number in overlay.partly_covered(offset_bytes, end_bytes):
+            start = number * BLOCK_SIZE_BYTES
+            stop = min(start + BLOCK_SIZE_BYTES, overlay.limit_bytes)
+            body = await self._dirty.reader.read(overlay.base, start, stop - start)
+            await self._put(start, body, changed=False)
+
+    async def apply(
+        self, offset_bytes: int, end_bytes: int, work: Callable[[int], None], *,
+        room_bytes: int, grows: bool, changed: bool = True, present: bool = True,
+    ) -> None:
+        """Under the lock: ``work(fd)`` in a worker, and all that has to be known and noted around it.
+
+        ``room_bytes``: what it may take on the device; 0: it goes ahead however full that is. ``grows``: the
+        file reaches to the end of the range afterwards. ``changed``: bytes of the range may be others then.
+        ``present``: all blocks of the range are in the file then.
+        """
+        dirty, overlay = self._dirty, self._overlay
+        room = room_bytes + 2 * blocks.ALLOCATION_BYTES if room_bytes else 0
+        if room and not dirty.try_reserve(room):
+            if not await self.with_file(lambda fd: device.has_hole(fd, offset_bytes, end_bytes)):
                 room = 0  # Overwriting takes nothing.
             await dirty.reserve(room)
         with dirty.releasing(room):
             if changed and overlay is not None:
-                self._about_to_change(overlay, offset_bytes, end)
+                self._about_to_change(overlay, offset_bytes, end_bytes)
             try:
-                error = await self._with_file(lambda fd: _try_write(fd, data, offset_bytes))
-                while error is not None and is_no_space(error) and await dirty.make_real_room(len(data)):
-                    error = await self._with_file(lambda fd: _try_write(fd, data, offset_bytes))
+                error = await self.with_file(lambda fd: _try(work, fd))
+                while error is not None and is_no_space(error) and await dirty.make_real_room(room_bytes):
+                    error = await self.with_file(lambda fd: _try(work, fd))
                 if error is None:
-                    if changed:
+                    size = max(self._size_bytes, end_bytes) if grows else self._size_bytes
+                    if changed or size != self._size_bytes:
                         self._generation += 1
-                        self._size_bytes = max(self._size_bytes, end)
-                    if overlay is not None:
-                        overlay.mark_present(offset_bytes, end)
+                    self._size_bytes = size
+                    if present and overlay is not None:
+                        overlay.mark_present(offset_bytes, end_bytes)
             finally:
                 with trio.CancelScope(shield=True):
                     await self._measure()
         if error is not None:
             raise dirty.failure(error) from error
 
+    async def copy_in(
+            self, source: Staging, source_bytes: int, offset_bytes: int, length_bytes: int) -> int:
+        """Under both locks, with room reserved: bytes of ``source``; how many. See ``ranges.copy``."""
+        overlay = self._overlay
+        if overlay is not None:
+            self._about_to_change(overlay, offset_bytes, offset_bytes + length_bytes)
+        try:
+            copied = await self._dirty.with_files(
+                source.content_id, self.content_id,
+                lambda from_fd, fd: holes.copy(from_fd, source_bytes, fd, offset_bytes, length_bytes))
+            if overlay is not None and overlay.partly_covered(offset_bytes, offset_bytes + copied):
+                # It ended early, in a block whose rest is not here.
+                copied = max(0, copied - (offset_bytes + copied) % BLOCK_SIZE_BYTES)
+            if copied:
+                self._generation += 1
+                self._size_bytes = max(self._size_bytes, offset_bytes + copied)
+                if overlay is not None:
+                    overlay.mark_present(offset_bytes, offset_bytes + copied)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._measure()
+        return copied
+
     async def _measure(self) -> None:
         """Under the lock: size and allocation as the file system has them."""
-        size, allocated = await self._with_file(_size_and_allocation)
+        size, allocated = await self.with_file(_size_and_allocation)
         if size > self._size_bytes:
             # A write that failed half way has grown the file.
-            await self._with_file(lambda fd: os.ftruncate(fd, self._size_bytes))
+            await self.with_file(lambda fd: os.ftruncate(fd, self._size_bytes))
         self._dirty.set_allocated(self.content_id, allocated)
 
     async def truncate(self, size_bytes: int) -> None:
@@ -271,7 +332,7 @@ class Staging:
                     await self._dirty.call(overlay.sidecar.set_limit, size_bytes)
                 self._generation += 1
                 self._size_bytes = min(self._size_bytes, size_bytes)
-                await self._with_file(lambda fd: os.ftruncate(fd, size_bytes))
+                await self.with_file(lambda fd: os.ftruncate(fd, size_bytes))
                 self._size_bytes = size_bytes
                 await self._measure()
 
@@ -324,7 +385,7 @@ class Staging:
         present = overlay.present_words() if overlay is not None else {}
         entry.unsynced = False
         try:
-            await self._with_file(os.fdatasync)
+            await self.with_file(os.fdatasync)
             if not entry.named:
                 await dirty.call(device.sync_directory, dirty.directory)
                 entry.named = True
@@ -460,13 +521,14 @@ class Staging:
         if self._closed:
             raise TierFailed(f"staging of content {self.content_id.hex()} is closed")
 
-    async def _with_file(self, function: Callable[[int], T]) -> T:
+    async def with_file(self, function: Callable[[int], T]) -> T:
+        """``function(fd)`` in a worker."""
         return await self._dirty.with_file(self.content_id, function)
 
 
-def _try_write(fd: int, data: bytes, offset_bytes: int) -> OSError | None:
+def _try(work: Callable[[int], None], fd: int) -> OSError | None:
     try:
-        device.pwrite_all(fd, data, offset_bytes)
+        work(fd)
     except OSError as error:
         return error
     return None

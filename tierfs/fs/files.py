@@ -23,6 +23,9 @@ from tierfs.writeback.content import FileContent
 MOVE_ATTEMPTS = 20
 MOVE_PAUSE_S = 0.1
 
+FRONT_HANDLE = 1 << 63
+"""In the number of a handle that a native front has given out by itself, for reading; the rest is the
+inode."""
 OPEN_PASSED = 1 << 30
 """In the flags of an open, from a native front: others have the file open and passed through, and so will
 this open be (``TIERFS_OPEN_PASSED``)."""
@@ -88,6 +91,13 @@ class Files:
         content = await self._contents.acquire(inode.ino)
         return self._add(content, flags, caller), inode
 
+    async def create_unnamed(self, parent: int, mode: int, flags: int, caller: Caller) -> tuple[int, Inode]:
+        """open(O_TMPFILE): a file without a name, which ``Names.link`` may give it."""
+        inode = await self._names.create_unnamed(parent, new_file_mode(mode), caller)
+        content = await self._contents.acquire(inode.ino)
+        content.unlinked = content.linkable = True
+        return self._add(content, flags, caller), inode
+
     def _add(self, content: FileContent, flags: int, caller: Caller) -> int:
         handle = FileHandle(content, flags & ~OPEN_PASSED, caller.uid, bool(flags & OPEN_PASSED))
         content.writers += handle.can_write
@@ -102,12 +112,12 @@ class Files:
         if data is not None:
             return data
         try:
-            return await self._services.interrupts.guard(self._read_waiting, content, offset, length)
+            return await self._services.interrupts.guard(self.read_waiting, content, offset, length)
         except StaleContent:
             await self._learn_what_is_there_now(content.ino)
             raise
 
-    async def _read_waiting(self, content: FileContent, offset: int, length: int) -> bytes:
+    async def read_waiting(self, content: FileContent, offset: int, length: int) -> bytes:
         """Read; a version that is gone because we moved or re-labelled the object is read where it is now."""
         for _ in range(MOVE_ATTEMPTS):
             try:
@@ -132,10 +142,10 @@ class Files:
         if not handle.can_write:
             raise InvalidArgument("the handle was opened for reading")
         if handle.uid != 0:
-            await self._drop_privileges(handle.content.ino)
+            await self.drop_privileges(handle.content.ino)
         return await self._contents.write(handle.content, offset, data)
 
-    async def _drop_privileges(self, ino: int) -> None:
+    async def drop_privileges(self, ino: int) -> None:
         """A write by anyone but root clears set-user-ID and set-group-ID (POSIX write(2)).
 
         The kernel leaves that to the file system (FUSE_HANDLE_KILLPRIV).
@@ -158,7 +168,7 @@ class Files:
         # Also of a file that was empty: open(O_TRUNC) sets the times, as on ext4.
         self._contents.touch(content, 0)
         if caller.uid != 0 and mode_without_privileges(inode.mode) != inode.mode:
-            await self._drop_privileges(inode.ino)
+            await self.drop_privileges(inode.ino)
         await self._contents.save(content)
 
     async def flush(self, number: int) -> None:

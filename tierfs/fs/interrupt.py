@@ -38,6 +38,8 @@ class InterruptWatch:
     def __init__(self) -> None:
         self._libfuse = _load_libfuse()
         self._waiting: dict[trio.lowlevel.Task, trio.CancelScope] = {}
+        self._interrupted: set[trio.lowlevel.Task] = set()
+        """Told by ``interrupt``; libfuse knows of the others itself."""
         self._wake = trio.Event()
 
     @property
@@ -53,11 +55,23 @@ class InterruptWatch:
         with trio.CancelScope() as scope:
             self._waiting[task] = scope
             self._wake.set()
+            if task in self._interrupted:
+                scope.cancel()
             try:
                 return await function(*args)
             finally:
                 del self._waiting[task]
         raise Interrupted("interrupted by a signal")
+
+    def interrupt(self, task: trio.lowlevel.Task) -> None:
+        """The caller of the request that ``task`` answers got a signal. ``forget`` the task when it ends."""
+        self._interrupted.add(task)
+        scope = self._waiting.get(task)
+        if scope is not None:
+            scope.cancel()
+
+    def forget(self, task: trio.lowlevel.Task) -> None:
+        self._interrupted.discard(task)
 
     async def run(self) -> None:
         """Look at waiting requests until cancelled."""

@@ -71,12 +71,36 @@ class Names:
         self._services.publisher.note(inode.ino)
         return inode
 
+    async def create_unnamed(self, parent: int, mode: int, caller: Caller) -> Inode:
+        """Make a regular file that no directory has; ``parent`` says whose group it gets."""
+        if self._services.settings.read_only:
+            raise ReadOnly("mounted read-only")
+        now_ns = self._services.now_ns()
+
+        def make(txn: WriteTransaction) -> Inode:
+            return tree.create_unnamed(
+                txn,
+                parent,
+                mode=mode,
+                uid=caller.uid,
+                gid=caller.gid,
+                content_id=new_content_id(),
+                now_ns=now_ns,
+            )
+
+        inode = await self._db.commit(make)
+        self._services.orphans.add(inode.ino)
+        return inode
+
     async def link(self, ino: int, parent: int, name: bytes) -> Inode:
-        """Another name for a file."""
+        """Another name for a file, or the first one for an unnamed one."""
         self._check_writable(parent, name)
         now_ns = self._services.now_ns()
         inode = await repeats.commit(self._db, lambda txn: tree.link(txn, ino, parent, name, now_ns=now_ns))
         self._services.orphans.discard(ino)
+        content = self._services.contents.peek(ino)
+        if content is not None:
+            content.unlinked = content.linkable = False
         self._services.publisher.note(ino)
         return self._services.view(inode)
 

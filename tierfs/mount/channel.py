@@ -26,8 +26,10 @@ _HELLO = struct.Struct("<II")
 _HANDLE = struct.Struct("<QQIIII")
 _VIEW_SETTINGS = struct.Struct("<QQIIIIII")
 _COUNTS = struct.Struct("<QQQQQQII")
+_ERROR = struct.Struct("<i")
 
 
+@enum.unique
 class Kind(enum.IntEnum):
     """What a message says; see ``channel.h``."""
 
@@ -38,6 +40,8 @@ class Kind(enum.IntEnum):
     UNMOUNTED = 5
     GONE = 6
     COUNTS = 7
+    EXTRA = 9
+    EXTRA_INTERRUPT = 10
     MOUNT = 16
     ATTACH = 17
     UNMOUNT = 18
@@ -46,6 +50,7 @@ class Kind(enum.IntEnum):
     BACKING = 21
     COUNT = 22
     VIEW = 23
+    EXTRA_REPLY = 24
 
 
 HELLO_REATTACHED = 1
@@ -121,6 +126,15 @@ class Channel:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         self._socket.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
 
+    async def send_waiting(self, kind: Kind, value: int, body: bytes) -> None:
+        """Like ``send``, for what must not be lost because the front is slow."""
+        while True:
+            try:
+                self.send(kind, value, body)
+                return
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._socket)
+
     def close(self) -> None:
         self._socket.close()
 
@@ -139,6 +153,11 @@ def unpack_handles(body: bytes) -> Iterator[OpenHandle]:
 
 def unpack_counts(body: bytes) -> FrontCounts:
     return FrontCounts(*_COUNTS.unpack(body))
+
+
+def pack_extra_reply(error: int, body: bytes) -> bytes:
+    """``error``: 0 or an errno, then with an empty body."""
+    return _ERROR.pack(-error) + body
 
 
 def pack_view_settings(

@@ -22,6 +22,7 @@ from tierfs.config import Settings
 from tierfs.control import registry
 from tierfs.control.server import ControlServer
 from tierfs.errors import StoreError
+from tierfs.fs.extra import ExtraRequests
 from tierfs.fs.ops import TierfsOperations
 from tierfs.mount import gauges
 from tierfs.mount.front import Front, NativeFront, PythonFront
@@ -118,6 +119,8 @@ class Engine:
             if isinstance(front, NativeFront):
                 nursery.start_soon(front.run)
                 parts.services.lend = front.lend
+                front.extra = ExtraRequests(parts.services)
+                nursery.start_soon(front.extra.run, front.answer_extra)
             await front.mount(TierfsOperations(parts.services), self._settings)
             try:
                 registry.write(record)

@@ -19,6 +19,7 @@ import trio
 from tierfs import mountpoint
 from tierfs.config import Settings
 from tierfs.errors import MountError
+from tierfs.fs.extra import ExtraRequests
 from tierfs.fs.ops import TierfsOperations
 from tierfs.mount import channel
 from tierfs.mount.channel import Channel, FrontCounts, Kind, OpenHandle
@@ -140,6 +141,8 @@ class NativeFront:
         self._gone = trio.Event()
         self._answers: dict[int, list[trio.MemorySendChannel[channel.Message]]] = {}
         self._initialised = False
+        self.extra: ExtraRequests | None = None
+        """Takes what pyfuse3 does not know. Set before ``mount``."""
         self.open_handles: list[OpenHandle] = []
         self.is_reattached = False
         self.why = "the native front holds the mount"
@@ -170,6 +173,10 @@ class NativeFront:
                 os._exit(1)
             if message.kind == Kind.GONE:
                 self._gone.set()
+            elif message.kind == Kind.EXTRA and self.extra is not None:
+                self.extra.take(message.body)
+            elif message.kind == Kind.EXTRA_INTERRUPT and self.extra is not None:
+                self.extra.interrupt(message.value)
             else:
                 for waiting in self._answers.pop(message.kind, []):
                     waiting.send_nowait(message)
@@ -179,6 +186,10 @@ class NativeFront:
         self._answers.setdefault(answer, []).append(sender)
         self._channel.send(kind, value, body)
         return await receiver.receive()
+
+    async def answer_extra(self, unique: int, error: int, body: bytes) -> None:
+        """The answer to a request that went to ``extra``. Raises ``OSError`` if the front is gone."""
+        await self._channel.send_waiting(Kind.EXTRA_REPLY, unique, channel.pack_extra_reply(error, body))
 
     async def mount(self, operations: TierfsOperations, settings: Settings) -> None:
         """See ``PythonFront.mount``."""

@@ -99,6 +99,8 @@ IN_STORE = 1 << 5
 """Directory: something at or below its path may be in the bucket."""
 META_KNOWN = 1 << 6
 """Mode and owner are real (set here, or read from object metadata), not the defaults of a listing."""
+LINKABLE = 1 << 7
+"""Made without a name (O_TMPFILE), which it may still get."""
 
 # -- fixed records --------------------------------------------------------------------------------------
 

@@ -169,24 +169,66 @@ def create(
     return inode
 
 
+def create_unnamed(
+    txn: WriteTransaction,
+    parent: int,
+    *,
+    mode: int,
+    uid: int,
+    gid: int,
+    content_id: ContentId,
+    now_ns: int,
+) -> Inode:
+    """Make a regular file that no directory has: an orphan, to which ``link`` may give a name.
+
+    In a set-group-ID ``parent`` the group is inherited. Raises ``NotFound`` (it has been removed),
+    ``NotADirectory``.
+    """
+    directory = records.get_directory(txn, parent)
+    if directory.mode & stat.S_ISGID:
+        gid = directory.gid
+    inode = Inode(
+        ino=records.new_id(txn), mode=mode, uid=uid, gid=gid, nlink=0, rdev=0, size_bytes=0,
+        atime_ns=now_ns, mtime_ns=now_ns, ctime_ns=now_ns,
+        generation=records.fs_generation(txn),
+        flags=schema.UNPUBLISHED | schema.META_KNOWN | schema.DATA_LOCAL | schema.LINKABLE,
+        content_id=content_id, valid_until_ns=FOREVER_NS, listed_until_ns=0,
+    )  # fmt: skip
+    records.add_inode(txn, inode)
+    txn.put(pack_u64(inode.ino), b"", db=txn.tables.orphan)
+    return inode
+
+
 def link(txn: WriteTransaction, ino: int, parent: int, name: bytes, *, now_ns: int) -> Inode:
-    """Another name for a file. Raises ``NotPermitted`` (directory), ``TooManyLinks``, ``AlreadyExists``."""
+    """Another name for a file, or the first one of an unnamed one.
+
+    Raises ``NotPermitted`` (directory), ``TooManyLinks``, ``AlreadyExists``.
+    """
     check_name(parent, name)
     inode = get(txn, ino)
     if inode.is_dir:
         raise NotPermitted("hard link to a directory")
-    if not inode.nlink:
+    is_first = inode.nlink == 0
+    if is_first and not inode.flags & schema.LINKABLE:
         raise NotFound(f"inode {ino} has been removed")
     directory = records.get_directory(txn, parent)
     if records.find_entry(txn, parent, name) is not None:
         raise AlreadyExists(name.decode("utf-8", "backslashreplace"))
     if inode.nlink >= schema.LINK_MAX:
         raise TooManyLinks(f"inode {ino} has {inode.nlink} names")
-    inode = schema.replace_inode(inode, nlink=inode.nlink + 1, ctime_ns=now_ns, valid_until_ns=FOREVER_NS)
+    inode = schema.replace_inode(
+        inode,
+        nlink=inode.nlink + 1,
+        ctime_ns=now_ns,
+        valid_until_ns=FOREVER_NS,
+        flags=inode.flags & ~schema.LINKABLE,
+    )
     schema.put_inode(txn, inode)
+    if is_first:
+        txn.delete(pack_u64(ino), txn.tables.orphan)
     records.put_entry(txn, parent, name, ino, stat.S_IFMT(inode.mode))
     touch_directory(txn, directory, now_ns)
-    publish.mark_dirty(txn, ino, schema.MOVED, now_ns)
+    publish.mark_dirty(txn, ino, schema.CREATED if is_first else schema.MOVED, now_ns)
     return inode
 
 

@@ -53,6 +53,8 @@ class FileContent:
     passed_file: tuple[int, int] | None = None
     """(device, inode) of the file that was lent last."""
     unlinked: bool = False
+    linkable: bool = False
+    """``unlinked`` because it has not got a name yet: its bytes are kept until the inode is forgotten."""
     unsaved: bool = False
     """Size or times here are newer than in the namespace."""
     sealing: bool = False
@@ -197,7 +199,7 @@ class ContentTable:
             del self._contents[content.ino]
         staging, content.staging = content.staging, None
         with self._changing_now(content.ino):
-            if content.unlinked:
+            if content.unlinked and not content.linkable:
                 await self._drop(content, staging)
             elif staging is not None:
                 await staging.close()
@@ -229,19 +231,24 @@ class ContentTable:
 
         Raises ``ObjectTooLarge`` for what no object could hold.
         """
-        _check_size(offset + len(data))
-        if content.staging is None or content.sealing:
-            await self._begin_write(content, keep=True)
-        staging = content.staging
-        assert staging is not None
+        check_size(offset + len(data))
+        staging = await self.make_writable(content)
         if not staging.write_nowait(offset, data):
             await staging.write(offset, data)
         self.touch(content, staging.size_bytes)
         return len(data)
 
+    async def make_writable(self, content: FileContent) -> Staging:
+        """The local copy, made first if need be; its bytes are what they were."""
+        if content.staging is None or content.sealing:
+            await self._begin_write(content, keep=True)
+        staging = content.staging
+        assert staging is not None
+        return staging
+
     async def truncate(self, content: FileContent, size_bytes: int) -> None:
         """Set the size; what is cut off is gone, what is added reads as zeros. Same size: nothing happens."""
-        _check_size(size_bytes)
+        check_size(size_bytes)
         if size_bytes == content.size_bytes:
             return
         # truncate(2) has no handle, and what it waits for must not become a clean copy meanwhile.
@@ -404,6 +411,7 @@ class ContentTable:
             content.unsaved = False
 
 
-def _check_size(size_bytes: int) -> None:
+def check_size(size_bytes: int) -> None:
+    """Raises ``ObjectTooLarge``."""
     if size_bytes > MAX_OBJECT_BYTES:
         raise ObjectTooLarge(f"{size_bytes} bytes are more than an object can hold ({MAX_OBJECT_BYTES})")

@@ -7,7 +7,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-int tierfs_channel_send(int socket, uint16_t kind, uint64_t value, const void *body, size_t body_bytes)
+int tierfs_channel_send(int socket, uint16_t kind, uint64_t value, const void *body, size_t body_bytes,
+                        int flags)
 {
     struct tierfs_channel_header header = {
         .version = TIERFS_CHANNEL_VERSION, .kind = kind, .body_bytes = (uint32_t)body_bytes, .value = value};
@@ -17,7 +18,7 @@ int tierfs_channel_send(int socket, uint16_t kind, uint64_t value, const void *b
     if (body_bytes > TIERFS_CHANNEL_MAX_BYTES)
         return -EMSGSIZE;
     for (;;) {
-        if (sendmsg(socket, &message, MSG_NOSIGNAL) >= 0)
+        if (sendmsg(socket, &message, MSG_NOSIGNAL | flags) >= 0)
             return 0;
         if (errno != EINTR)
             return -errno;

@@ -22,6 +22,8 @@ enum tierfs_message {
     TIERFS_UNMOUNTED = 5, /* value: 0 or an errno; answers UNMOUNT */
     TIERFS_GONE = 6,      /* the kernel has let go of the mount */
     TIERFS_COUNTS = 7,    /* body: struct tierfs_counts; answers COUNT */
+    TIERFS_EXTRA = 9,     /* body: a FUSE request that pyfuse3 does not know, as the kernel sent it */
+    TIERFS_EXTRA_INTERRUPT = 10, /* value: the unique of such a request; who waits for it has got a signal */
     /* engine to front */
     TIERFS_MOUNT = 16,    /* body: mountpoint NUL file system name NUL options NUL */
     TIERFS_ATTACH = 17,   /* the engine takes requests now: replay INIT and what has no answer yet */
@@ -31,6 +33,7 @@ enum tierfs_message {
     TIERFS_BACKING = 21, /* value: inode; one descriptor: the file that holds all its bytes */
     TIERFS_COUNT = 22,
     TIERFS_VIEW = 23, /* before MOUNT; body: struct tierfs_view_settings: the front may look names up */
+    TIERFS_EXTRA_REPLY = 24, /* value: unique; body: int32_t 0 or -errno, then the body of the answer */
 };
 
 #define TIERFS_HELLO_REATTACHED 1u /* the mount is there; an earlier engine has served it */
@@ -93,8 +96,9 @@ struct tierfs_packet {
     char body[TIERFS_CHANNEL_MAX_BYTES];
 };
 
-/* 0 or -errno. */
-int tierfs_channel_send(int socket, uint16_t kind, uint64_t value, const void *body, size_t body_bytes);
+/* flags: of sendmsg(2). 0 or -errno. */
+int tierfs_channel_send(int socket, uint16_t kind, uint64_t value, const void *body, size_t body_bytes,
+                        int flags);
 
 /* 1: a packet; 0: the other end is gone; -EAGAIN with MSG_DONTWAIT; -EPROTO: not what this version understands. */
 int tierfs_channel_receive(int socket, struct tierfs_packet *packet, int flags);

@@ -94,8 +94,8 @@ static void wake(int eventfd)
 
 static void tell_engine(struct front *front, uint16_t kind, uint64_t value, const void *body, size_t bytes)
 {
-    int result =
-        front->engine.channel >= 0 ? tierfs_channel_send(front->engine.channel, kind, value, body, bytes) : 0;
+    int channel = front->engine.channel;
+    int result = channel >= 0 ? tierfs_channel_send(channel, kind, value, body, bytes, 0) : 0;
 
     if (result < 0 && result != -EPIPE && result != -ECONNRESET)
         tierfs_warning("the engine was not told  kind=%u reason=\"%s\"", kind, strerror(-result));
@@ -160,6 +160,14 @@ static bool take_packets(struct front *front)
         if (result == 1 && queued->packet.header.kind == TIERFS_BACKING) {
             if (queued->packet.descriptor >= 0)
                 tierfs_backing_lend(front->backing, queued->packet.header.value, queued->packet.descriptor);
+            free(queued);
+            continue;
+        }
+        if (result == 1 && queued->packet.header.kind == TIERFS_EXTRA_REPLY) {
+            tierfs_relay_extra_reply(front->relay, queued->packet.header.value, queued->packet.body,
+                                     queued->packet.header.body_bytes);
+            if (queued->packet.descriptor >= 0)
+                close(queued->packet.descriptor);
             free(queued);
             continue;
         }
@@ -359,7 +367,7 @@ static int start_engine(struct front *front)
     front->engine_starts++;
     front->ready_at_ms = 0;
     front->start_at_ms = 0;
-    tierfs_relay_connect(front->relay, engine.requests);
+    tierfs_relay_connect(front->relay, engine.requests, engine.channel);
     pthread_mutex_lock(&front->channel_lock);
     front->engine = engine;
     pthread_mutex_unlock(&front->channel_lock);

@@ -17,6 +17,7 @@ struct tierfs_request {
     bool sending; /* a thread is reading the message: whoever is done frees it */
     bool answered;
     bool interrupted; /* whoever waits for the answer has got a signal */
+    bool extra;       /* goes to the engine on the channel: pyfuse3 does not know it */
     uint32_t bytes;
     char message[];
 };

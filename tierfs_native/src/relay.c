@@ -16,6 +16,7 @@
 #define PENDING_MAX_BYTES (512u * 1024u * 1024u)
 #define NOTICES_MAX 100000u
 #define SOCKET_BUFFER_BYTES (4 * 1024 * 1024)
+#define EXTRA_REPLY_MAX_BYTES 256u
 
 struct notice {
     struct notice *next;
@@ -30,6 +31,7 @@ struct tierfs_relay {
     struct tierfs_pending pending;
     int device;
     int socket;      /* to the engine, or -1 */
+    int channel;     /* likewise, for what pyfuse3 does not know */
     unsigned senders; /* threads that are sending on it with the lock given up; it is closed after them */
     bool attached;   /* it takes requests */
     bool initialised; /* the kernel has its answer to INIT */
@@ -53,27 +55,33 @@ struct tierfs_relay {
 /* -- to the engine -- */
 
 /* Under the lock. Who waits for that request has got a signal. */
-static void send_interrupt(struct tierfs_relay *relay, uint64_t unique)
+static void send_interrupt(struct tierfs_relay *relay, const struct tierfs_request *meant)
 {
     struct {
         struct fuse_in_header header;
         struct fuse_interrupt_in interrupt;
     } message = {0};
+    int error = 0;
 
     message.header.len = sizeof message;
     message.header.opcode = FUSE_INTERRUPT;
-    message.header.unique = unique | 1; /* as the kernel numbers them */
-    message.interrupt.unique = unique;
+    message.header.unique = meant->unique | 1; /* as the kernel numbers them */
+    message.interrupt.unique = meant->unique;
     /* Without waiting: this may be a thread that others wait for. */
-    if (send(relay->socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN &&
-        errno != EPIPE && errno != ECONNRESET)
-        tierfs_warning("an interrupt was lost  reason=\"%s\"", strerror(errno));
+    if (meant->extra)
+        error = -tierfs_channel_send(relay->channel, TIERFS_EXTRA_INTERRUPT, meant->unique, NULL, 0,
+                                     MSG_DONTWAIT);
+    else if (send(relay->socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+        error = errno;
+    if (error != 0 && error != EAGAIN && error != EPIPE && error != ECONNRESET)
+        tierfs_warning("an interrupt was lost  reason=\"%s\"", strerror(error));
 }
 
 /* Under the lock, which is given up while the message is sent. Returns 0 or -errno. */
 static int send_request(struct tierfs_relay *relay, struct tierfs_request *request, int flags)
 {
     int socket = relay->socket;
+    int channel = relay->channel;
     int result = 0;
 
     request->sending = true;
@@ -81,11 +89,13 @@ static int send_request(struct tierfs_relay *relay, struct tierfs_request *reque
     if (request->was_sent)
         relay->repeated++;
     pthread_mutex_unlock(&relay->lock);
-    if (send(socket, request->message, request->bytes, MSG_NOSIGNAL | flags) < 0)
+    if (request->extra)
+        result = tierfs_channel_send(channel, TIERFS_EXTRA, 0, request->message, request->bytes, flags);
+    else if (send(socket, request->message, request->bytes, MSG_NOSIGNAL | flags) < 0)
         result = -errno;
     pthread_mutex_lock(&relay->lock);
     if (result == 0 && request->interrupted && !request->answered)
-        send_interrupt(relay, request->unique);
+        send_interrupt(relay, request);
     tierfs_pending_sent(&relay->pending, request, result == 0);
     if (--relay->senders == 0)
         pthread_cond_broadcast(&relay->changed);
@@ -133,6 +143,21 @@ static bool has_no_answer(uint32_t opcode)
     return opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET || opcode == FUSE_INTERRUPT;
 }
 
+/* pyfuse3 would answer ENOSYS, which the kernel remembers for as long as the mount lives. */
+static bool is_extra(uint32_t opcode)
+{
+    switch (opcode) {
+    case FUSE_FALLOCATE:
+    case FUSE_LSEEK:
+    case FUSE_COPY_FILE_RANGE:
+    case FUSE_COPY_FILE_RANGE_64:
+    case FUSE_TMPFILE:
+        return true;
+    default:
+        return false;
+    }
+}
+
 /* What the relay itself reads of a request, behind the header. */
 static size_t body_needed(uint32_t opcode)
 {
@@ -141,6 +166,7 @@ static size_t body_needed(uint32_t opcode)
     case FUSE_OPENDIR:
         return sizeof(struct fuse_open_in);
     case FUSE_CREATE:
+    case FUSE_TMPFILE:
         return sizeof(struct fuse_create_in);
     case FUSE_RELEASE:
     case FUSE_RELEASEDIR:
@@ -172,7 +198,7 @@ static void note_interrupt(struct tierfs_relay *relay, const struct fuse_in_head
         return;
     meant->interrupted = true;
     if (relay->attached && meant->sent)
-        send_interrupt(relay, meant->unique);
+        send_interrupt(relay, meant);
 }
 
 /* Under the lock. FORGET matters to a living engine only; a lost one costs memory until the next start. */
@@ -211,7 +237,8 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
 
     if (bytes < sizeof *header)
         return; /* never sent by a kernel; there is no number to answer to */
-    if (bytes - sizeof *header < body_needed(header->opcode)) {
+    if (bytes - sizeof *header < body_needed(header->opcode) ||
+        (is_extra(header->opcode) && bytes > TIERFS_CHANNEL_MAX_BYTES)) {
         if (!has_no_answer(header->opcode))
             answer_error(origin, header->unique, EINVAL);
         return;
@@ -238,6 +265,7 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
         return;
     }
     struct fuse_in_header *copy = (void *)request->message;
+    request->extra = is_extra(header->opcode);
     if (changes_names(header->opcode)) {
         if (++relay->last_token > INT32_MAX)
             relay->last_token = 1;
@@ -328,7 +356,8 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
 {
     const struct fuse_in_header *asked = (const void *)request->message;
     const struct fuse_open_in *in = (const void *)(asked + 1);
-    size_t before = asked->opcode == FUSE_CREATE ? sizeof(struct fuse_entry_out) : 0;
+    bool is_new = asked->opcode == FUSE_CREATE || asked->opcode == FUSE_TMPFILE;
+    size_t before = is_new ? sizeof(struct fuse_entry_out) : 0;
     struct fuse_open_out *out = (void *)((char *)(header + 1) + before);
     bool is_open = asked->opcode == FUSE_OPEN;
     bool writes = (in->flags & O_ACCMODE) != O_RDONLY || (in->flags & O_TRUNC) != 0;
@@ -341,7 +370,7 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
     *handle = (struct tierfs_handle){
         .fh = out->fh, .ino = asked->nodeid, .open_flags = in->flags, .uid = asked->uid};
     handle->open_flags &= ~TIERFS_OPEN_PASSED;
-    if (asked->opcode == FUSE_CREATE) {
+    if (is_new) {
         handle->ino = ((struct fuse_entry_out *)(header + 1))->nodeid;
         tierfs_backing_created(relay->links.backing, handle->ino);
     } else if (asked->opcode == FUSE_OPENDIR) {
@@ -363,37 +392,21 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
     return true;
 }
 
-static void forward_answer(struct tierfs_relay *relay, size_t bytes)
+/*
+ * Gives the kernel its answer. Requests that go to pyfuse3 are taken out by one thread alone, those that go on the
+ * channel by one thread at a time: the message stays where it is until then.
+ */
+static void finish(struct tierfs_relay *relay, struct tierfs_request *request, struct fuse_out_header *header,
+                   size_t bytes)
 {
-    struct fuse_out_header *header = (void *)relay->answer;
     struct tierfs_handle handle = {0};
     bool opened = false;
-
-    pthread_mutex_lock(&relay->lock);
-    if (relay->replaying && header->unique == relay->init_unique) {
-        relay->replaying = false;
-        relay->attached = true;
-        pthread_cond_broadcast(&relay->changed);
-        pthread_mutex_unlock(&relay->lock);
-        return;
-    }
-    struct tierfs_request *request = tierfs_pending_find(&relay->pending, header->unique);
-    if (request == NULL) {
-        pthread_mutex_unlock(&relay->lock);
-        return; /* the engine has answered what an earlier one had answered */
-    }
-    const struct fuse_in_header *asked = (const void *)request->message;
     int origin = request->origin;
-    uint32_t opcode = asked->opcode;
-    if (opcode == FUSE_INIT) {
-        amend_init(relay, header, bytes);
-        relay->initialised = true;
-    }
-    pthread_mutex_unlock(&relay->lock);
-    /* Only this thread takes requests out, so that the message stays where it is. */
-    if (opcode == FUSE_OPEN || opcode == FUSE_OPENDIR || opcode == FUSE_CREATE)
+    uint32_t opcode = ((const struct fuse_in_header *)(const void *)request->message)->opcode;
+
+    if (opcode == FUSE_OPEN || opcode == FUSE_OPENDIR || opcode == FUSE_CREATE || opcode == FUSE_TMPFILE)
         opened = note_opened(relay, request, header, bytes, &handle);
-    ssize_t written = origin >= 0 ? write(origin, relay->answer, bytes) : (ssize_t)bytes;
+    ssize_t written = origin >= 0 ? write(origin, header, bytes) : (ssize_t)bytes;
     int error = written < 0 ? errno : 0;
     pthread_mutex_lock(&relay->lock);
     relay->answered++;
@@ -409,6 +422,56 @@ static void forward_answer(struct tierfs_relay *relay, size_t bytes)
                        strerror(error));
         answer_error(origin, header->unique, EIO);
     }
+}
+
+static void forward_answer(struct tierfs_relay *relay, size_t bytes)
+{
+    struct fuse_out_header *header = (void *)relay->answer;
+
+    pthread_mutex_lock(&relay->lock);
+    if (relay->replaying && header->unique == relay->init_unique) {
+        relay->replaying = false;
+        relay->attached = true;
+        pthread_cond_broadcast(&relay->changed);
+        pthread_mutex_unlock(&relay->lock);
+        return;
+    }
+    struct tierfs_request *request = tierfs_pending_find(&relay->pending, header->unique);
+    if (request == NULL || request->extra) {
+        pthread_mutex_unlock(&relay->lock);
+        return; /* the engine has answered what an earlier one had answered */
+    }
+    const struct fuse_in_header *asked = (const void *)request->message;
+    if (asked->opcode == FUSE_INIT) {
+        amend_init(relay, header, bytes);
+        relay->initialised = true;
+    }
+    pthread_mutex_unlock(&relay->lock);
+    finish(relay, request, header, bytes);
+}
+
+void tierfs_relay_extra_reply(struct tierfs_relay *relay, uint64_t unique, const void *body, size_t bytes)
+{
+    struct {
+        struct fuse_out_header header;
+        char body[EXTRA_REPLY_MAX_BYTES];
+    } answer = {.header.unique = unique};
+
+    answer.header.len = sizeof answer.header;
+    if (bytes < sizeof answer.header.error || bytes - sizeof answer.header.error > sizeof answer.body) {
+        tierfs_error("the engine's answer has a wrong size  bytes=%zu", bytes);
+        answer.header.error = -EIO;
+    } else {
+        memcpy(&answer.header.error, body, sizeof answer.header.error);
+        bytes -= sizeof answer.header.error;
+        memcpy(answer.body, (const char *)body + sizeof answer.header.error, bytes);
+        answer.header.len += (uint32_t)bytes;
+    }
+    pthread_mutex_lock(&relay->lock);
+    struct tierfs_request *request = tierfs_pending_find(&relay->pending, unique);
+    pthread_mutex_unlock(&relay->lock);
+    if (request != NULL && request->extra)
+        finish(relay, request, &answer.header, answer.header.len);
 }
 
 static void queue_notice(struct tierfs_relay *relay, size_t bytes)
@@ -471,7 +534,8 @@ static void end_of_engine(struct tierfs_relay *relay)
     while (relay->senders != 0)
         pthread_cond_wait(&relay->changed, &relay->lock);
     close(relay->socket);
-    relay->socket = -1;
+    close(relay->channel);
+    relay->socket = relay->channel = -1;
     tierfs_pending_rewind(&relay->pending);
     pthread_cond_broadcast(&relay->changed);
     pthread_mutex_unlock(&relay->lock);
@@ -525,7 +589,7 @@ int tierfs_relay_create(const struct tierfs_relay_links *links, struct tierfs_re
     if (made == NULL)
         return -ENOMEM;
     made->links = *links;
-    made->device = made->socket = -1;
+    made->device = made->socket = made->channel = -1;
     made->notices_end = &made->notices;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->changed, NULL);
@@ -557,10 +621,13 @@ void tierfs_relay_lists_plainly(struct tierfs_relay *relay)
     pthread_mutex_unlock(&relay->lock);
 }
 
-void tierfs_relay_connect(struct tierfs_relay *relay, int socket)
+void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel)
 {
     int bytes = SOCKET_BUFFER_BYTES;
+    int own = fcntl(channel, F_DUPFD_CLOEXEC, 0);
 
+    if (own < 0)
+        tierfs_error("the channel cannot be shared  reason=\"%s\"", strerror(errno));
     /* A WRITE of 1 MiB is one packet; more than the administrator's limit needs CAP_NET_ADMIN. */
     if (setsockopt(socket, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes) < 0)
         tierfs_warning("the socket to the engine stays small  reason=\"%s\"", strerror(errno));
@@ -568,6 +635,7 @@ void tierfs_relay_connect(struct tierfs_relay *relay, int socket)
     while (relay->socket >= 0) /* the end of the engine before has not been seen yet */
         pthread_cond_wait(&relay->changed, &relay->lock);
     relay->socket = socket;
+    relay->channel = own;
     relay->answered = 0;
     pthread_cond_broadcast(&relay->changed);
     pthread_mutex_unlock(&relay->lock);

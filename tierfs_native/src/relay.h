@@ -43,14 +43,20 @@ void tierfs_relay_set_device(struct tierfs_relay *relay, int device);
 /* READDIR without attributes, which pyfuse3 does not know, never comes here: the kernel may choose it. Before INIT. */
 void tierfs_relay_lists_plainly(struct tierfs_relay *relay);
 
-/* A new engine, which takes no requests yet. The relay closes the socket. */
-void tierfs_relay_connect(struct tierfs_relay *relay, int socket);
+/*
+ * A new engine, which takes no requests yet. The relay closes the socket; of the channel, on which requests go that
+ * pyfuse3 does not know, it makes a descriptor of its own.
+ */
+void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel);
 
 /* The engine takes requests from now on. */
 void tierfs_relay_attach(struct tierfs_relay *relay);
 
 /* One request; a copy is made. origin: the descriptor that it was read from, where the answer goes. */
 void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes, int origin);
+
+/* The engine's answer to a request that went on the channel: body of TIERFS_EXTRA_REPLY. Any thread, one at a time. */
+void tierfs_relay_extra_reply(struct tierfs_relay *relay, uint64_t unique, const void *body, size_t bytes);
 
 void tierfs_relay_counts(struct tierfs_relay *relay, struct tierfs_counts *counts);
 
