@@ -106,6 +106,8 @@ class Files:
 
     async def read(self, number: int, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""
+        if number & FRONT_HANDLE:
+            return await self._read_for_front(number & ~FRONT_HANDLE, offset, length)
         content = self._services.handles.file(number).content
         data = content.read_nowait(self._cache, offset, length)
         self._services.readahead.observe(content.ino, content.ref, offset, length)
@@ -116,6 +118,16 @@ class Files:
         except StaleContent:
             await self._learn_what_is_there_now(content.ino)
             raise
+
+    async def _read_for_front(self, ino: int, offset: int, length: int) -> bytes:
+        """A read of a file that a native front has opened by itself, and has not all of in the tiers."""
+        async with self._contents.used(ino) as content:
+            self._services.readahead.observe(ino, content.ref, offset, length)
+            try:
+                return await self._services.interrupts.guard(self.read_waiting, content, offset, length)
+            except StaleContent:
+                await self._learn_what_is_there_now(ino)
+                raise
 
     async def read_waiting(self, content: FileContent, offset: int, length: int) -> bytes:
         """Read; a version that is gone because we moved or re-labelled the object is read where it is now."""
@@ -192,6 +204,9 @@ class Files:
 
         With ``fsync=remote`` they are in the store as well.
         """
+        if number & FRONT_HANDLE:
+            await self._services.db.sync()
+            return
         handle = self._services.handles.file(number)
         content = handle.content
         self._contents.notice_direct_writes(content)

@@ -39,6 +39,7 @@ class Kind(enum.IntEnum):
     MOUNTED = 4
     UNMOUNTED = 5
     GONE = 6
+    TOUCHED = 8
     COUNTS = 7
     EXTRA = 9
     EXTRA_INTERRUPT = 10
@@ -56,6 +57,7 @@ class Kind(enum.IntEnum):
 HELLO_REATTACHED = 1
 HANDLE_DIRECTORY = 1
 HANDLE_PASSTHROUGH = 2
+HANDLE_FRONT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class OpenHandle:
     uid: int
     is_directory: bool
     passthrough: bool
+    is_fronts: bool
+    """Opened by the front itself: there is nothing to restore, but the inode is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,8 @@ def unpack_hello(body: bytes) -> tuple[int, int]:
 def unpack_handles(body: bytes) -> Iterator[OpenHandle]:
     for number, ino, flags, uid, kind, _ in _HANDLE.iter_unpack(body):
         is_directory = bool(kind & HANDLE_DIRECTORY)
-        yield OpenHandle(number, ino, flags, uid, is_directory, bool(kind & HANDLE_PASSTHROUGH))
+        passthrough, is_fronts = bool(kind & HANDLE_PASSTHROUGH), bool(kind & HANDLE_FRONT)
+        yield OpenHandle(number, ino, flags, uid, is_directory, passthrough, is_fronts)
 
 
 def unpack_counts(body: bytes) -> FrontCounts:

@@ -121,7 +121,8 @@ class Engine:
                 parts.services.lend = front.lend
                 front.extra = ExtraRequests(parts.services)
                 nursery.start_soon(front.extra.run, front.answer_extra)
-            await front.mount(TierfsOperations(parts.services), self._settings)
+                front.on_touched = parts.note_touched
+            await front.mount(TierfsOperations(parts.services), self._settings, parts.cache.tiers)
             try:
                 registry.write(record)
                 stack.callback(registry.remove, record)

@@ -10,13 +10,15 @@ import contextlib
 import fcntl
 import os
 import select
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 
 import pyfuse3
 import structlog
 import trio
 
 from tierfs import mountpoint
+from tierfs.cache.tier import Tier
 from tierfs.config import Settings
 from tierfs.errors import MountError
 from tierfs.fs.extra import ExtraRequests
@@ -33,6 +35,7 @@ REPORT_FD = 5
 CONNECTION_POLL_S = 0.25
 LAST_REQUESTS_S = 0.5
 MNT_DETACH = 2
+_INO = struct.Struct("<Q")
 COUNTS_TIMEOUT_S = 1.0
 _MOUNT_FLAGS = {
     "ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "sync": 16, "dirsync": 128, "noatime": 1024,
@@ -69,7 +72,7 @@ class PythonFront:
         self.why = why
         self._mounted = False
 
-    async def mount(self, operations: TierfsOperations, settings: Settings) -> None:
+    async def mount(self, operations: TierfsOperations, settings: Settings, tiers: Sequence[Tier]) -> None:
         """From now on requests arrive, once ``pyfuse3.main`` runs. Raises ``MountError``."""
         name = {f"fsname={mountpoint.fsname_of(settings.source)}", "subtype=tierfs"}
         try:
@@ -143,6 +146,8 @@ class NativeFront:
         self._initialised = False
         self.extra: ExtraRequests | None = None
         """Takes what pyfuse3 does not know. Set before ``mount``."""
+        self.on_touched: Callable[[Sequence[int]], None] = lambda inos: None
+        """Called with inodes that the front has read without asking."""
         self.open_handles: list[OpenHandle] = []
         self.is_reattached = False
         self.why = "the native front holds the mount"
@@ -171,7 +176,9 @@ class NativeFront:
                 # Nothing can be answered any more, and the next mount waits for the state directory.
                 log.error("the front is gone; what is not in the store is kept for the next mount")
                 os._exit(1)
-            if message.kind == Kind.GONE:
+            if message.kind == Kind.TOUCHED:
+                self.on_touched([ino for (ino,) in _INO.iter_unpack(message.body)])
+            elif message.kind == Kind.GONE:
                 self._gone.set()
             elif message.kind == Kind.EXTRA and self.extra is not None:
                 self.extra.take(message.body)
@@ -191,14 +198,14 @@ class NativeFront:
         """The answer to a request that went to ``extra``. Raises ``OSError`` if the front is gone."""
         await self._channel.send_waiting(Kind.EXTRA_REPLY, unique, channel.pack_extra_reply(error, body))
 
-    async def mount(self, operations: TierfsOperations, settings: Settings) -> None:
+    async def mount(self, operations: TierfsOperations, settings: Settings, tiers: Sequence[Tier]) -> None:
         """See ``PythonFront.mount``."""
         try:
             pyfuse3.init(operations, f"/dev/fd/{REQUESTS_FD}", kernel_options(settings))
         except RuntimeError as error:
             raise MountError(f"pyfuse3 does not take the front's socket ({error})") from None
         self._initialised = True
-        self._channel.send(Kind.VIEW, body=_view_settings(settings))
+        self._channel.send(Kind.VIEW, body=_view_settings(settings, tiers))
         if self.is_reattached:
             self._channel.send(Kind.ATTACH)
             return
@@ -255,17 +262,23 @@ class NativeFront:
         pyfuse3.close(unmount=False)
 
 
-def _view_settings(settings: Settings) -> bytes:
-    """With what the front looks names up."""
-    return channel.pack_view_settings(
-        ttl_ns=int(settings.ttl_s * 1e9),
-        negative_ttl_ns=int(settings.negative_ttl_s * 1e9),
-        uid=settings.uid,
-        gid=settings.gid,
-        file_mode=settings.file_mode,
-        dir_mode=settings.dir_mode,
-        read_only=settings.read_only,
-        answers=True,
+def _view_settings(settings: Settings, tiers: Sequence[Tier]) -> bytes:
+    """With what the front looks names up, and from which directories it reads small files."""
+    roots = b"".join(
+        (b"m" if tier.setting.volatile else b"d") + os.fsencode(tier.root) + b"\0" for tier in tiers
+    )
+    return (
+        channel.pack_view_settings(
+            ttl_ns=int(settings.ttl_s * 1e9),
+            negative_ttl_ns=int(settings.negative_ttl_s * 1e9),
+            uid=settings.uid,
+            gid=settings.gid,
+            file_mode=settings.file_mode,
+            dir_mode=settings.dir_mode,
+            read_only=settings.read_only,
+            answers=True,
+        )
+        + roots
     )
 
 

@@ -20,14 +20,15 @@ enum tierfs_message {
     TIERFS_HELLO_END = 3,
     TIERFS_MOUNTED = 4,   /* value: 0 or an errno; answers MOUNT */
     TIERFS_UNMOUNTED = 5, /* value: 0 or an errno; answers UNMOUNT */
+    TIERFS_TOUCHED = 8, /* body: uint64_t[]: inodes that were read without the engine */
     TIERFS_GONE = 6,      /* the kernel has let go of the mount */
     TIERFS_COUNTS = 7,    /* body: struct tierfs_counts; answers COUNT */
     TIERFS_EXTRA = 9,     /* body: a FUSE request that pyfuse3 does not know, as the kernel sent it */
     TIERFS_EXTRA_INTERRUPT = 10, /* value: the unique of such a request; who waits for it has got a signal */
     /* engine to front */
-    TIERFS_MOUNT = 16,    /* body: mountpoint NUL file system name NUL options NUL */
-    TIERFS_ATTACH = 17,   /* the engine takes requests now: replay INIT and what has no answer yet */
-    TIERFS_UNMOUNT = 18,  /* value: flags of umount2(2) */
+    TIERFS_MOUNT = 16, /* body: mountpoint NUL file system name NUL options NUL */
+    TIERFS_ATTACH = 17, /* the engine takes requests now: replay INIT and what has no answer yet */
+    TIERFS_UNMOUNT = 18, /* value: flags of umount2(2) */
     TIERFS_READY = 19, /* from now on a dead engine is started again */
     TIERFS_STOPPING = 20, /* the engine is about to end on purpose */
     TIERFS_BACKING = 21, /* value: inode; one descriptor: the file that holds all its bytes */
@@ -52,6 +53,8 @@ struct tierfs_hello {
 
 #define TIERFS_HANDLE_DIRECTORY 1u
 #define TIERFS_HANDLE_PASSTHROUGH 2u
+#define TIERFS_HANDLE_FRONT \
+    4u /* opened by the front itself; nothing to restore but that the inode is in use */
 
 struct tierfs_handle {
     uint64_t fh; /* as the engine numbered it */

@@ -15,7 +15,9 @@
 #include "engine.h"
 #include "handles.h"
 #include "log.h"
+#include "reading.h"
 #include "relay.h"
+#include "small.h"
 #include "view.h"
 
 #include <errno.h>
@@ -41,6 +43,8 @@
 #define LONGEST_PAUSE_MS 30000
 #define MOST_PAUSE_DOUBLINGS 5
 #define EXIT_FAILED 1
+#define TIERFS_EXIT_UPGRADE 75 /* an engine that made room for a newer one */
+#define TOUCHED_MS 500
 
 struct queued_packet {
     struct queued_packet *next;
@@ -70,6 +74,8 @@ struct front {
     _Atomic(struct tierfs_answers *) answers; /* NULL until the engine has told with which settings */
     struct tierfs_view *view;
     struct tierfs_reader *readers[MAX_WORKERS]; /* each of one worker */
+    struct tierfs_reading *reading;
+    struct tierfs_small *small; /* NULL: the engine opens and reads all files */
     atomic_uint_fast64_t answered;
     /* The channel is read by this thread, and by the one that gets the engine's answers. */
     pthread_mutex_t channel_lock;
@@ -117,6 +123,20 @@ static void answer(int origin, void *buffer, uint64_t unique, long result)
         tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(errno));
 }
 
+static long answer_from_view(struct front *front, struct tierfs_answers *answers, unsigned worker,
+                             const struct fuse_in_header *header, size_t body_bytes, void *out)
+{
+    const size_t capacity = TIERFS_REQUEST_MAX_BYTES - sizeof(struct fuse_out_header);
+    long result = front->small != NULL ? tierfs_small_answer(front->small, worker, front->readers[worker],
+                                                             header, header + 1, body_bytes, out, capacity)
+                                       : TIERFS_NOT_SMALL;
+
+    if (result == TIERFS_NOT_SMALL)
+        result =
+            tierfs_answer(answers, front->readers[worker], header, header + 1, body_bytes, out, capacity);
+    return result;
+}
+
 static void handle_request(void *context, unsigned worker, void *message, size_t bytes, int origin,
                            void *buffer)
 {
@@ -131,9 +151,8 @@ static void handle_request(void *context, unsigned worker, void *message, size_t
         if (front->readers[worker] == NULL && tierfs_reader_open(front->view, &front->readers[worker]) < 0)
             front->readers[worker] = NULL;
         if (front->readers[worker] != NULL)
-            result = tierfs_answer(answers, front->readers[worker], header, header + 1,
-                                   bytes - sizeof *header, (struct fuse_out_header *)buffer + 1,
-                                   TIERFS_REQUEST_MAX_BYTES - sizeof(struct fuse_out_header));
+            result = answer_from_view(front, answers, worker, header, bytes - sizeof *header,
+                                      (struct fuse_out_header *)buffer + 1);
     }
     if (result == TIERFS_RELAY) {
         tierfs_relay_request(front->relay, message, bytes, origin);
@@ -243,6 +262,21 @@ static int mount_it(struct front *front, const struct tierfs_packet *packet)
     return result;
 }
 
+/* The tiers from which small files can be read: strings behind the settings, each a letter and a path. */
+static void make_small(struct front *front, const struct tierfs_packet *packet, size_t position)
+{
+    const char *tier;
+    int result = tierfs_reading_create(&front->reading);
+
+    while (result == 0 && position < packet->header.body_bytes &&
+           (tier = next_string(packet, &position)) != NULL)
+        result = tierfs_reading_add_tier(front->reading, tier + 1, tier[0] == 'm');
+    if (result == 0)
+        result = tierfs_small_create(front->backing, front->reading, front->workers, &front->small);
+    if (result < 0)
+        tierfs_warning("the engine reads small files  reason=\"%s\"", strerror(-result));
+}
+
 /* From here on names are looked up without the engine, if it says so. */
 static void make_view(struct front *front, const struct tierfs_packet *packet)
 {
@@ -250,7 +284,7 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
     char path[4096];
     int used = snprintf(path, sizeof path, "%s/namespace.lmdb", front->state_dir);
 
-    if (packet->header.body_bytes != sizeof said || used < 0 || (size_t)used >= sizeof path)
+    if (packet->header.body_bytes < sizeof said || used < 0 || (size_t)used >= sizeof path)
         return;
     memcpy(&said, packet->body, sizeof said);
     if (said.answers == 0 || front->view != NULL)
@@ -274,6 +308,7 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
     if (result < 0)
         return;
     tierfs_relay_lists_plainly(front->relay);
+    make_small(front, packet, sizeof said);
     atomic_store_explicit(&front->answers, answers, memory_order_release);
 }
 
@@ -335,6 +370,25 @@ static void handle_packets(struct front *front)
 
 /* -- the engine's life -- */
 
+/* Those have no handle that an engine could restore; but the inodes have to live on without a name. */
+static int tell_opened_here(struct front *front)
+{
+    struct tierfs_handle handles[TIERFS_HANDLES_PER_MESSAGE];
+    uint64_t *inos;
+    size_t count;
+    int result = tierfs_backing_list_here(front->backing, &inos, &count);
+
+    for (size_t i = 0; result == 0 && i < count;) {
+        size_t some = 0;
+        for (; some < TIERFS_HANDLES_PER_MESSAGE && i < count; some++, i++)
+            handles[some] = (struct tierfs_handle){
+                .fh = TIERFS_FH_FRONT | inos[i], .ino = inos[i], .kind = TIERFS_HANDLE_FRONT};
+        tell_engine(front, TIERFS_HANDLES, 0, handles, some * sizeof handles[0]);
+    }
+    free(inos);
+    return result;
+}
+
 static int tell_handles(struct front *front)
 {
     struct tierfs_hello hello = {.front_pid = (uint32_t)getpid(), .engine_starts = front->engine_starts};
@@ -349,9 +403,10 @@ static int tell_handles(struct front *front)
         size_t some = count - i < TIERFS_HANDLES_PER_MESSAGE ? count - i : TIERFS_HANDLES_PER_MESSAGE;
         tell_engine(front, TIERFS_HANDLES, 0, handles + i, some * sizeof *handles);
     }
-    tell_engine(front, TIERFS_HELLO_END, 0, NULL, 0);
     free(handles);
-    return 0;
+    result = tell_opened_here(front);
+    tell_engine(front, TIERFS_HELLO_END, 0, NULL, 0);
+    return result;
 }
 
 static int start_engine(struct front *front)
@@ -420,6 +475,8 @@ static int engine_ended(struct front *front, int status)
     if (WIFSIGNALED(status))
         tierfs_error("the engine died and is started again  signal=%d pause_ms=%u", WTERMSIG(status),
                      pause_ms);
+    else if (WEXITSTATUS(status) == TIERFS_EXIT_UPGRADE)
+        tierfs_info("the engine has made room for another");
     else
         tierfs_error("the engine ended and is started again  code=%d pause_ms=%u", WEXITSTATUS(status),
                      pause_ms);
@@ -471,15 +528,32 @@ static void drain_event(int eventfd)
         tierfs_warning("an event cannot be read  reason=\"%s\"", strerror(errno));
 }
 
+/* What was read without the engine counts as used: else it would be evicted first. */
+static void tell_touched(struct front *front)
+{
+    uint64_t inos[TIERFS_SMALL_TOUCHED];
+    size_t count = front->small != NULL ? tierfs_small_touched(front->small, inos) : 0;
+
+    if (count != 0 && front->engine.channel >= 0)
+        (void)tierfs_channel_send(front->engine.channel, TIERFS_TOUCHED, 0, inos, count * sizeof inos[0],
+                                  MSG_DONTWAIT);
+}
+
 static int run(struct front *front)
 {
+    int64_t told_ms = 0;
+
     for (;;) {
         struct pollfd polled[] = {{front->signals, POLLIN, 0},
                                   {front->gone, POLLIN, 0},
                                   {front->woken, POLLIN, 0},
                                   {front->engine.channel, POLLIN, 0}};
-        int timeout_ms = -1;
+        int timeout_ms = front->small != NULL ? TOUCHED_MS : -1;
 
+        if (front->small != NULL && now_ms() - told_ms >= TOUCHED_MS) {
+            told_ms = now_ms();
+            tell_touched(front);
+        }
         if (front->start_at_ms != 0) {
             int64_t pause_ms = front->start_at_ms - now_ms();
             if (pause_ms <= 0) {
