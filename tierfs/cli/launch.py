@@ -53,8 +53,6 @@ def _why_python(settings: Settings) -> str | None:
     why = native.why_not()
     if why is not None and settings.front == "native":
         raise MountError(f"--front native: {why}; use --front python or auto")
-    if why is None and settings.front == "auto":
-        return "the native front is new: --front native takes it"
     return why
 
 
@@ -287,8 +285,7 @@ def _print_decided(settings: Settings, decided: dict[str, Any]) -> None:
         print("  tier   none: every read goes to the store")
     front = decided.get("front", {})
     print(f"  front  {front.get('kind', '?')} ({front.get('why', '?')})")
-    if not decided.get("passthrough"):
-        print(f"  passthrough: no ({decided.get('passthrough_why', 'only the native front can')})")
+    print(f"  passthrough: {decided.get('passthrough', 'no (only the native front can)')}")
     print(f"  state  {settings.state_dir}")
     print(f"  log    {settings.log_path}, pid {decided.get('pid', '?')}")
     resumed = decided.get("resumed") or {}

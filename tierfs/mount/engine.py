@@ -158,6 +158,7 @@ class Engine:
     def _decided(self, parts: Parts, resumed: dict[str, int]) -> dict[str, Any]:
         return {
             "front": {"kind": self.front.kind, "why": self.front.why, **self.front.processes},
+            "passthrough": self.front.passthrough,
             "tiers": [
                 {"name": tier.name, "path": tier.path, "capacity_bytes": tier.capacity_bytes}
                 for tier in parts.cache.status()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import select
 import struct
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ REPORT_FD = 5
 CONNECTION_POLL_S = 0.25
 LAST_REQUESTS_S = 0.5
 MNT_DETACH = 2
+PASSTHROUGH_KERNEL = (6, 9)
 _INO = struct.Struct("<Q")
 COUNTS_TIMEOUT_S = 1.0
 _MOUNT_FLAGS = {
@@ -98,6 +100,9 @@ class PythonFront:
             await trio.sleep(CONNECTION_POLL_S)
         await trio.sleep(LAST_REQUESTS_S)
         scope.cancel()
+
+    passthrough = "no (only the native front can)"
+    """Whether reads of complete large files go to the tier's file without asking, for a person."""
 
     @property
     def processes(self) -> dict[str, int]:
@@ -225,6 +230,14 @@ class NativeFront:
         pyfuse3.terminate()
         await trio.sleep(LAST_REQUESTS_S)
         scope.cancel()
+
+    @property
+    def passthrough(self) -> str:
+        """See ``PythonFront.passthrough``."""
+        release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+        if release < PASSTHROUGH_KERNEL:
+            return "no (it needs Linux {}.{} or newer)".format(*PASSTHROUGH_KERNEL)
+        return "yes, for files that are complete in a tier"
 
     @property
     def processes(self) -> dict[str, int]:
