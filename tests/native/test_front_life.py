@@ -194,7 +194,8 @@ def test_killed_while_it_is_stopping(native_mounts: MountFactory) -> None:
 def test_killed_at_the_moment_of_sigterm(native_mounts: MountFactory) -> None:
     mounted = native_mounts()
     pid = engine_pid(mounted)
-    assert pid is not None and mounted.process is not None
+    assert pid is not None
+    assert mounted.process is not None
     os.kill(pid, signal.SIGSTOP)
     mounted.process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
@@ -265,7 +266,8 @@ def test_a_clean_end(native_mounts: MountFactory, way: str) -> None:
     data = os.urandom(2_000_000)
     (mounted.path / "f").write_bytes(data)
     engine, process = engine_pid(mounted), mounted.process
-    assert engine is not None and process is not None
+    assert engine is not None
+    assert process is not None
     held = None
     if way.startswith("SIG"):
         held = os.open(mounted.path / "f", os.O_RDONLY)
