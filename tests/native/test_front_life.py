@@ -79,6 +79,16 @@ def test_killed_again_and_again_under_load(native_mounts: MountFactory) -> None:
     mounted.cli("meta", "check", "--state-dir", str(mounted.state_dir))
 
 
+def test_commands_wait_for_the_next_engine(native_mounts: MountFactory) -> None:
+    mounted = native_mounts()
+    (mounted.path / "f").write_bytes(b"here")
+    for command in (("status",), ("flush",), ("umount",)):
+        kill_engine(mounted)
+        mounted.cli(*command, str(mounted.path))
+    assert ended(mounted) == 0
+    assert files_below(mounted.store_dir) == {"f": b"here"}
+
+
 def test_killed_right_after_its_start_and_twice_in_a_row(native_mounts: MountFactory) -> None:
     mounted = native_mounts()
     (mounted.path / "f").write_bytes(b"here")

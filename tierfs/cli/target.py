@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT_S = 30.0
 """How long a command that only asks waits for the engine."""
+NEXT_ENGINE_TIMEOUT_S = 10.0
+POLL_S = 0.05
 BATCH_PATHS = 20_000
 BATCH_BYTES = 2 * 1024 * 1024
 
@@ -33,11 +36,20 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def find(path: str | None) -> Found:
-    """The mount that ``path`` lies on; raises ``NoMount``."""
+    """The mount that ``path`` lies on; raises ``NoMount``. Waits for an engine that is being replaced."""
     from tierfs.control import registry
 
+    deadline = time.monotonic() + NEXT_ENGINE_TIMEOUT_S
     try:
-        return registry.find(path)
+        found = registry.find(path)
+        while (
+            found.record is not None
+            and found.record.is_between_engines()
+            and time.monotonic() < deadline
+        ):
+            time.sleep(POLL_S)
+            found = registry.find(path)
+        return found
     except ControlError as error:
         raise NoMount(str(error)) from None
 

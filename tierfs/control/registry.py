@@ -25,7 +25,10 @@ _MAX_SOCKET_PATH_BYTES = 107
 
 
 class MountRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """One running mount. ``pid_start_ticks``: field 22 of ``/proc/PID/stat``, so that a reused pid shows."""
+    """One running mount. ``pid_start_ticks``: field 22 of ``/proc/PID/stat``, so that a reused pid shows.
+
+    ``front_pid``: the process that starts another engine should this one die; 0: none does.
+    """
 
     mount_id: str
     mountpoint: str
@@ -40,9 +43,19 @@ class MountRecord(msgspec.Struct, kw_only=True, frozen=True):
     read_only: bool
     version: str
     started_ns: int
+    front_pid: int = 0
+    front_start_ticks: int = 0
 
     def is_running(self) -> bool:
         return start_ticks(self.pid) == self.pid_start_ticks
+
+    def is_between_engines(self) -> bool:
+        """The engine is gone and its front is not: there will be another record soon."""
+        return (
+            self.front_pid != 0
+            and not self.is_running()
+            and start_ticks(self.front_pid) == self.front_start_ticks
+        )
 
 
 def run_dir() -> Path:
@@ -68,8 +81,8 @@ def start_ticks(pid: int) -> int:
     return 0 if fields[0] in {b"Z", b"X"} else int(fields[19])
 
 
-def record_for(settings: Settings, *, front: str) -> MountRecord:
-    """The record of the mount that this process is about to serve."""
+def record_for(settings: Settings, *, front: str, front_pid: int = 0) -> MountRecord:
+    """The record of the mount that this process is about to serve. ``front_pid``: of a front of its own."""
     socket_path = run_dir() / f"{settings.mount_id}.sock"
     if len(os.fsencode(socket_path)) > _MAX_SOCKET_PATH_BYTES:
         raise ControlError(f"{socket_path} is too long for a socket; set TIERFS_RUN_DIR to a shorter path")
@@ -87,6 +100,8 @@ def record_for(settings: Settings, *, front: str) -> MountRecord:
         read_only=settings.read_only,
         version=__version__,
         started_ns=time.time_ns(),
+        front_pid=front_pid,
+        front_start_ticks=start_ticks(front_pid) if front_pid else 0,
     )
 
 

@@ -110,7 +110,11 @@ class Engine:
             nursery.start_soon(parts.publisher.run)
             parts.start(nursery)
             gauges.register(parts)
-            record = registry.record_for(self._settings, front=front.kind)
+            record = registry.record_for(
+                self._settings,
+                front=front.kind,
+                front_pid=front.pid if isinstance(front, NativeFront) else 0,
+            )
             server = ControlServer(Path(record.socket_path), owner_uid=os.getuid())
             Handlers(parts, self, nursery).register(server)
             await nursery.start(server.serve)

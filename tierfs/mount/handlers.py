@@ -183,7 +183,7 @@ class Handlers:
 
     async def upgrade(self, request: p.UpgradeRequest, report: Report) -> p.UpgradeReply:
         if self._engine.front.kind != "native":
-            raise NotSupported("only a mount with the native front outlives its engine; unmount and mount again")
+            raise NotSupported("only a mount with the native front outlives its engine: unmount, mount again")
         self._nursery.start_soon(self._make_room)
         return p.UpgradeReply(pid=os.getpid(), version=__version__)
 
