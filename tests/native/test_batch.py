@@ -296,7 +296,7 @@ def test_into_a_buffer(mount: Callable[..., Mounted]) -> None:
 # -- open_many
 
 
-def test_open_many(mount: Callable[..., Mounted]) -> None:
+def test_open_many(mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch) -> None:
     mounted = mount()
     tree = fill(mounted)
     paths = list(tree)
@@ -304,7 +304,16 @@ def test_open_many(mount: Callable[..., Mounted]) -> None:
         assert files.sizes == [len(data) for data in tree.values()]
         assert len(files) == len(paths)
         assert [bytes(view) for view in files] == list(tree.values())
-        make_local(paths)
+        assert counts()["opened"] == len(paths)
+    make_local(paths)
+    monkeypatch.chdir(mounted.path)
+    before = local_files()
+    with open_many([os.path.relpath(path, mounted.path) for path in paths]) as files:
+        assert files.sizes == [len(data) for data in tree.values()]
+        assert [bytes(view) for view in files] == list(tree.values())
+    assert local_files() - before == len(paths)
+    monkeypatch.chdir("/")
+    with open_many(paths) as files:
         assert [bytes(v) for v in files.read([5, 3, 5])] == [tree[paths[i]] for i in (5, 3, 5)]
         mounted.cli("evict", *paths)
         assert [bytes(view) for view in files.read()] == list(tree.values())

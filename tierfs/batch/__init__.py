@@ -20,6 +20,7 @@ Through the mount go, and ``status().files`` counts them by these names:
 ``changed``          written, renamed or evicted during the call
 ``unreadable``       a tier failed, or its bytes do not match their checksum
 ``replaced``         the name means another file than when ``open_many`` was called
+``opened``           was not to be had directly when ``open_many`` was called, and is kept open since
 ===================  ====================================================================================
 
 Who may call: any thread, several at once. After a fork the child makes its own connections at its first call;

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self, overload
 
-from tierfs.batch import mounted, native, places
+from tierfs.batch import mounted, places
 from tierfs.batch.mounted import AnyPath
 from tierfs.batch.places import Places
+from tierfs.errors import TierfsError
 from tierfs.mountpoint import canonical
 
 ALIGNMENT_BYTES = 64
@@ -21,6 +22,32 @@ ITERATION_BYTES = 64 * 1024 * 1024
 Errors = Literal["raise", "return"]
 Slot = memoryview | int | OSError | None
 """What is known of one path: its bytes, an outcome of the extension, an error, or nothing yet."""
+BY_DESCRIPTOR = -1
+"""In place of an outcome: not to be asked for by name."""
+
+
+class Target:
+    """The caller's buffer while it is filled: what is local first, in order, then the rest."""
+
+    def __init__(self, buffer: object, count: int) -> None:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        if view.readonly or not view.c_contiguous:
+            raise ValueError("the buffer must be writable and contiguous")
+        self.view = view.cast("B") if view.nbytes else view
+        self.end = 0
+        self.reserved: list[tuple[int, int] | None] = [None] * count
+        """(place, size) of files that were local when places were given out, and then were not."""
+
+    def put(self, position: int, data: memoryview) -> memoryview:
+        """Copy what came through the mount to its place. Raises ``ValueError`` if there is none."""
+        start, size = self.reserved[position] or (0, -1)
+        if len(data) > size:
+            start = -(-self.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self.end = start + len(data)
+            if self.end > len(self.view):
+                raise ValueError(f"the buffer has {len(self.view)} bytes, and {self.end} are needed")
+        self.view[start : start + len(data)] = data
+        return self.view[start : start + len(data)]
 
 
 @overload
@@ -51,10 +78,9 @@ def read_many(
     wanted = list(paths)
     results: list[Slot] = [None] * len(wanted)
     here = places.current()
-    target = _as_bytes(buffer)
-    end, local = _read_directly(here, wanted, results, target)
-    if local != len(wanted):
-        _read_through_mount(here, wanted, results, target, end)
+    target = None if buffer is None else Target(buffer, len(wanted))
+    if _read_directly(here, wanted, results, target) != len(wanted):
+        _read_the_rest(here, results, target, lambda position: mounted.read_file(wanted[position]))
     return _deliver(results, errors)
 
 
@@ -123,22 +149,15 @@ class OpenFiles:
         buffer: object = None,
     ) -> Sequence[memoryview | OSError]:
         """The bytes of all files, or of those at ``positions`` in ``paths``. As ``read_many``."""
-        chosen = list(range(len(self.paths))) if positions is None else list(positions)
-        results: list[Slot] = [None] * len(chosen)
+        chosen = list(range(len(self.paths)) if positions is None else positions)
         here = places.current()
-        target = _as_bytes(buffer)
+        target = None if buffer is None else Target(buffer, len(chosen))
+        inodes = [self._inodes[position] for position in chosen]
         # What was not local when it was opened is read through its descriptor, so that it is that very file.
-        direct = [at for at, position in enumerate(chosen) if self._inodes[position]]
-        read: list[Slot] = [None] * len(direct)
-        inodes = [self._inodes[chosen[at]] for at in direct]
-        end, _ = _read_directly(here, [self.paths[chosen[at]] for at in direct], read, target, inodes)
-        for at, result in zip(direct, read, strict=True):
-            results[at] = result
-        rest = [at for at, result in enumerate(results) if not isinstance(result, memoryview)]
-        for at in rest:
-            here.files[_reason(here, results[at])] += 1
-        answers = mounted.in_parallel(lambda at: self._read_one(chosen[at]), rest)
-        _settle(dict(zip(rest, answers, strict=True)), results, target, end)
+        results: list[Slot] = [None if ino else BY_DESCRIPTOR for ino in inodes]
+        paths = [self.paths[position] for position in chosen]
+        if _read_directly(here, paths, results, target, inodes) != len(chosen):
+            _read_the_rest(here, results, target, lambda at: self._read_one(chosen[at]))
         return _deliver(results, errors)
 
     def _read_one(self, position: int) -> memoryview:
@@ -181,54 +200,54 @@ class OpenFiles:
         self.close()
 
 
-def _as_bytes(buffer: object) -> memoryview | None:
-    if buffer is None:
-        return None
-    view = memoryview(buffer)  # type: ignore[arg-type]
-    if view.readonly or not view.c_contiguous:
-        raise ValueError("the buffer must be writable and contiguous")
-    return view.cast("B") if view.nbytes else view
-
-
 def _look_up(here: Places, paths: list[AnyPath], found: list[object]) -> None:
     """Replace None by (inode number, size) or an outcome where a mount can be asked directly."""
-    for reader in here.readers():
-        try:
-            reader.look_up(paths, found)
-        except OSError as error:
-            here.give_up(reader, error)
-
-
-def _read_directly(here: Places, paths: list[AnyPath], results: list[Slot], target: memoryview | None,
-                   inodes: list[int] | None = None) -> tuple[int, int]:
-    """Fill in what can be read directly; (end of it in ``target``, how many files)."""
-    end = local = 0
     readers = here.readers()
-    for attempt in (paths, None):
-        if local == len(paths) or not readers:
-            break
-        names = attempt if attempt is not None else _without_links(here, paths, results)
-        if names is None:
-            break
+    names = paths
+    for again in (True, False):
         for reader in readers:
             try:
-                end, found = reader.read(names, results, target, end if target is not None else 0, inodes)
+                reader.look_up(names, found)
+            except OSError as error:
+                here.give_up(reader, error)
+        names = _without_links(here, paths, found) if again and readers else []
+        if not names:
+            break
+
+
+def _read_directly(here: Places, paths: list[AnyPath], results: list[Slot], target: Target | None,
+                   inodes: list[int] | None = None) -> int:
+    """Fill in what can be read directly; returns how many files that was."""
+    local = 0
+    readers = here.readers()
+    names = paths
+    for again in (True, False):
+        for reader in readers:
+            if local == len(paths):
+                break
+            try:
+                if target is None:
+                    _, found = reader.read(names, results, inodes=inodes)
+                else:
+                    target.end, found = reader.read(
+                        names, results, target.view, target.end, inodes, target.reserved)
             except OSError as error:
                 here.give_up(reader, error)
                 continue
             local += found
-            if local == len(paths):
-                break
+        names = _without_links(here, paths, results) if again and readers and local < len(paths) else []
+        if not names:
+            break
     here.files["local"] += local
-    return end, local
+    return local
 
 
-def _without_links(here: Places, paths: list[AnyPath], results: list[Slot]) -> list[AnyPath] | None:
+def _without_links(here: Places, paths: list[AnyPath], results: Sequence[object]) -> list[AnyPath]:
     """The paths that nobody answered for, made absolute and without the links above a mountpoint.
 
-    None if there are none. A path with ``..`` is left as it is: what that means depends on links inside.
+    Empty if that changes nothing. A path with ``..`` is left as it is: links inside decide what it means.
     """
-    names = list(paths)
+    names: list[AnyPath] = list(paths)
     directories: dict[str, str] = {}
     changed = False
     for position, result in enumerate(results):
@@ -240,40 +259,35 @@ def _without_links(here: Places, paths: list[AnyPath], results: list[Slot]) -> l
             continue
         found = directories.get(directory)
         if found is None:
-            found = directories[directory] = canonical(directory or ".", here.mounts)
+            try:
+                found = canonical(directory or ".", here.mounts)
+            except (OSError, TierfsError):  # no current directory, or links that lead to themselves
+                found = directory
+            directories[directory] = found
         resolved = os.path.join(found, name)
         changed = changed or resolved != path
         names[position] = resolved
-    return names if changed else None
+    return names if changed else []
 
 
-def _reason(here: Places, result: Slot) -> str:
-    if isinstance(result, int) and here.extension is not None:
-        return here.extension.OUTCOMES[result]
-    return native.OUTSIDE
-
-
-def _read_through_mount(here: Places, paths: list[AnyPath], results: list[Slot], target: memoryview | None,
-                        end: int) -> None:
+def _read_the_rest(here: Places, results: list[Slot], target: Target | None,
+                   read: Callable[[int], memoryview]) -> None:
+    """Through the mount: ``read`` of every position that has no bytes yet."""
     rest = [position for position, result in enumerate(results) if not isinstance(result, memoryview)]
     for position in rest:
         here.files[_reason(here, results[position])] += 1
-    answers = mounted.in_parallel(lambda position: mounted.read_file(paths[position]), rest)
-    _settle(dict(zip(rest, answers, strict=True)), results, target, end)
-
-
-def _settle(answers: dict[int, memoryview | OSError], results: list[Slot], target: memoryview | None,
-            end: int) -> None:
-    """Put what came through the mount into the results, and into the caller's buffer behind ``end``."""
-    for position, answer in answers.items():
+    for position, answer in zip(rest, mounted.in_parallel(read, rest), strict=True):
         if target is not None and isinstance(answer, memoryview):
-            start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            end = start + len(answer)
-            if end > len(target):
-                raise ValueError(f"the buffer has {len(target)} bytes, and at least {end} are needed")
-            target[start:end] = answer
-            answer = target[start:end]
+            answer = target.put(position, answer)
         results[position] = answer
+
+
+def _reason(here: Places, result: Slot) -> str:
+    if result == BY_DESCRIPTOR:
+        return "opened"
+    if isinstance(result, int) and here.extension is not None:
+        return here.extension.OUTCOMES[result]
+    return "outside"
 
 
 def _deliver(results: list[Slot], errors: Errors) -> list[memoryview]:

@@ -6,16 +6,13 @@ from typing import Any, Protocol, cast
 
 import tierfs_native
 
-Path = str | bytes
-OUTSIDE = "outside"
-"""Not an outcome of the extension: no reader answers for that path."""
-
 
 class Reader(Protocol):
-    """See ``batch_module.c``."""
+    """See ``batch_reader.c``."""
 
     def read(self, paths: list[Any], results: list[Any], buffer: memoryview | None = None, start: int = 0,
-             inodes: list[int] | None = None) -> tuple[int, int]: ...
+             inodes: list[int] | None = None,
+             reserved: list[Any] | None = None) -> tuple[int, int]: ...
 
     def look_up(self, paths: list[Any], results: list[Any]) -> None: ...
 

@@ -1,7 +1,8 @@
+/* Memory that batches are read into, as Python objects with the buffer protocol. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "batch_arena.h"
+#include "batch_python.h"
 
 #include <stdint.h>
 #include <sys/mman.h>
