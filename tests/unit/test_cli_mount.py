@@ -57,7 +57,7 @@ class Caller:
         os.mkfifo(self.until)
         self.words = [
             str(self.source), str(self.mountpoint),
-            "--state-dir", str(base / "state"), "--tier", f"{base / 'tier'}:1G",
+            "--front", "python", "--state-dir", str(base / "state"), "--tier", f"{base / 'tier'}:1G",
         ]  # fmt: skip
 
     def environment(self, stub: str, **more: str) -> dict[str, str]:
@@ -232,7 +232,7 @@ def test_a_tier_larger_than_its_disk_is_remarked_on(caller: Caller) -> None:
 
 
 def test_a_state_directory_that_cannot_be_made_is_named(caller: Caller) -> None:
-    caller.words[3] = "/proc/state"
+    caller.words[5] = "/proc/state"
     done = caller("serve", "mount", *caller.words)
     assert done.returncode == 1
     assert "/proc/state" in done.stderr
@@ -261,7 +261,7 @@ def test_fstab_options_and_the_command_line_together(caller: Caller) -> None:
 
 
 def test_mount_8_helper(caller: Caller) -> None:
-    options = f"rw,_netdev,state_dir={caller.base / 'state'},tier={caller.base / 'tier'}:1G"
+    options = f"rw,_netdev,front=python,state_dir={caller.base / 'state'},tier={caller.base / 'tier'}:1G"
     words = [str(caller.source), str(caller.mountpoint), "-n", "-o", options]
     done = caller("serve", *words, ARGV0="/sbin/mount.tierfs")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

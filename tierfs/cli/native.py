@@ -66,6 +66,7 @@ def become_front(settings: Settings, *, report: int | None = None, announcement:
     if front is None:
         raise MountError("the native front is not built")
     os.environ[ANNOUNCEMENT] = announcement
+    _find_this_package_again()
     _write_settings(settings)
     arguments = [str(front), "--state-dir", settings.state_dir, "--workers", str(WORKERS)]
     if report is not None:
@@ -76,6 +77,16 @@ def become_front(settings: Settings, *, report: int | None = None, announcement:
         os.execv(front, arguments)
     except OSError as error:
         raise MountError(f"{front}: {error.strerror}") from error
+
+
+def _find_this_package_again() -> None:
+    """Let the engine import the same package, also if it is not installed (``python -m tierfs`` in a checkout)."""
+    import tierfs
+
+    parent = Path(tierfs.__file__).parents[1]
+    if parent.name not in ("site-packages", "dist-packages"):
+        known = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(parent), *([known] if known else [])])
 
 
 def _write_settings(settings: Settings) -> None:
