@@ -80,7 +80,7 @@ def become_front(settings: Settings, *, report: int | None = None, announcement:
 
 
 def _find_this_package_again() -> None:
-    """Let the engine import the same package, also if it is not installed (``python -m tierfs`` in a checkout)."""
+    """Let the engine import the same package, also if it is in a checkout."""
     import tierfs
 
     parent = Path(tierfs.__file__).parents[1]
