@@ -247,6 +247,8 @@ class Cache:
         for tier in self._lending_tiers():
             descriptor = lending.open_whole(tier, ref)
             if descriptor is not None:
+                # Nobody sees the reads that follow: an open counts for all of them.
+                tier.count_hit(ref.content_id, 0, ref.size_bytes)
                 if not again:
                     self._lent.setdefault(ref.content_id, []).append(lending.hold(tier, ref.content_id))
                 return descriptor
