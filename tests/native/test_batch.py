@@ -792,6 +792,7 @@ def test_workers_leave_no_slots_behind(mount: Callable[..., Mounted]) -> None:
 def test_the_benchmark_runs(fresh: None, base_dir: Path, monkeypatch: pytest.MonkeyPatch,
                             capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TIERFS_RUN_DIR", str(base_dir / "run"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # if it is not installed
     arguments = "--files 200 --batch 50 --readers 2 --passes 1 --rounds 1 --hot-only --work-dir"
     assert benchmarks.batch.main([*arguments.split(), str(base_dir)]) == 0
     assert "hot, 2 readers" in capsys.readouterr().out
