@@ -469,8 +469,10 @@ void tierfs_relay_extra_reply(struct tierfs_relay *relay, uint64_t unique, const
     }
     pthread_mutex_lock(&relay->lock);
     struct tierfs_request *request = tierfs_pending_find(&relay->pending, unique);
+    if (request != NULL && !request->extra)
+        request = NULL; /* another thread takes it out, at any time from here on */
     pthread_mutex_unlock(&relay->lock);
-    if (request != NULL && request->extra)
+    if (request != NULL)
         finish(relay, request, &answer.header, answer.header.len);
 }
 
