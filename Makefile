@@ -3,8 +3,9 @@
 PYTHON = .venv/bin/python
 CMAKE = PATH=$(CURDIR)/.venv/bin:$$PATH cmake
 FUZZ_SECONDS = 60
+SANITIZE = address;undefined
 
-.PHONY: help install demo test lint format native fuzz quick-bench clean
+.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench clean
 
 help:
 	@echo "make install      system packages, .venv, .venv/bin/tierfs"
@@ -14,6 +15,7 @@ help:
 	@echo "make format       formats the C sources"
 	@echo "make native       builds the native parts into tierfs_native/, warnings are errors"
 	@echo "make fuzz         each fuzzer for a minute (FUZZ_SECONDS=600), with libFuzzer where clang is"
+	@echo "make test-native-sanitized  the tests that mount, the front built with sanitizers"
 	@echo "make quick-bench  ratios to a plain directory and to the store's raw rate"
 
 install:
@@ -51,6 +53,15 @@ fuzz:
 		./$$fuzzer -max_total_time=$(FUZZ_SECONDS) found/$$fuzzer \
 			$$(ls -d ../../tierfs_native/fuzz/corpus/$$fuzzer 2>/dev/null) || exit 1; \
 	done
+
+# The front with sanitizers under the tests that mount. SANITIZE=thread finds races instead. TESTS="-k rename"
+test-native-sanitized:
+	$(CMAKE) -S tierfs_native -B build/sanitized -DTIERFS_WERROR=ON -DCMAKE_BUILD_TYPE=Debug \
+		-DTIERFS_SANITIZE="$(SANITIZE)" -DPython_EXECUTABLE=$(abspath $(PYTHON))
+	$(CMAKE) --build build/sanitized --parallel 2 --target tierfs-front
+	TIERFS_NEED_NATIVE=1 TIERFS_FRONT_PATH=$(CURDIR)/build/sanitized/tierfs-front UBSAN_OPTIONS=print_stacktrace=1 \
+		setarch --addr-no-randomize $(abspath $(PYTHON)) -m pytest -p no:cacheprovider --front native \
+		tests/mount tests/native/test_front_*.py tests/native/test_passthrough*.py $(TESTS)
 
 quick-bench: install
 	$(PYTHON) -m benchmarks.quick

@@ -21,8 +21,12 @@ NEVER_BUILT = "nothing has been built here (pip install . does it)"
 
 
 def front_path() -> Path | None:
-    """The executable of the front process; None where it is not built, and ``why_missing()`` says why."""
-    return _newest(FRONT, executable=True)
+    """The executable of the front process; None where it is not built, and ``why_missing()`` says why.
+
+    ``TIERFS_FRONT_PATH`` names another one: a build with sanitizers, for tests.
+    """
+    told = os.environ.get("TIERFS_FRONT_PATH")
+    return Path(told) if told else _newest(FRONT, executable=True)
 
 
 def batch() -> ModuleType | None:

@@ -36,7 +36,9 @@ STOP_TIMEOUT_S = 120.0
 POLL_S = 0.02
 FAULTS_CHECK_S = 0.15
 """A running store looks at its faults file at most every 0.1 s."""
-TROUBLE = re.compile(r"Traceback \(most recent call last\)|[Uu]nexpected exception")
+TROUBLE = re.compile(
+    r"Traceback \(most recent call last\)|[Uu]nexpected exception|: (Address|Leak|Thread)Sanitizer|: runtime error: "
+)
 
 _alive: set[Mounted] = set()
 """Every mount that is up now; the watchdog in conftest breaks them when a test hangs."""
@@ -147,7 +149,10 @@ class Mounted:
         ]
 
     def process_environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("TIERFS_", "AWS_"))}
+        passed_on = {"TIERFS_FRONT_PATH"}
+        kept = {
+            k: v for k, v in os.environ.items() if k in passed_on or not k.startswith(("TIERFS_", "AWS_"))
+        }
         own = {
             "TIERFS_RUN_DIR": str(self.base / "run"),
             "TIERFS_FAULTS": str(self.base / "faults.json"),
