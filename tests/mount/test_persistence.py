@@ -222,7 +222,7 @@ def test_cached_bytes_survive(mount_factory: MountFactory) -> None:
 
 @pytest.mark.semantics(
     "S-READ-5",
-    "Blocks read from the device, and every block after an unclean reboot, are checked; one whose checksum does not match is dropped and fetched again.",
+    "Blocks that tierfs reads from the device, and every block after an unclean reboot, are checked; one whose checksum does not match is dropped and fetched again. What the kernel reads by itself, with passthrough, is not.",
 )
 def test_damaged_block_is_fetched_again(mount_factory: MountFactory) -> None:
     """Bytes that rot in the tier are noticed where the engine reads them, dropped and fetched again."""

@@ -46,6 +46,8 @@ from tierfs.writeback.upload import Uploader
 
 log = structlog.get_logger(__name__)
 
+CHECK_READERS_S = 60.0
+"""Processes that read in batches may be killed at any rate, and LMDB has 512 slots for readers."""
 PRETENDED_STORE_BYTES = 1 << 50
 """What ``df`` shows for a store without a limit: 1 PiB, as other object store mounts do."""
 _CLOCK_REALTIME_COARSE = 5
@@ -99,6 +101,12 @@ class Parts:
         nursery.start_soon(self.readahead.run)
         nursery.start_soon(self.remote.run)
         nursery.start_soon(self.services.interrupts.run)
+        nursery.start_soon(self._check_readers)
+
+    async def _check_readers(self) -> None:
+        while True:
+            await trio.sleep(CHECK_READERS_S)
+            self.db.check_readers()
 
     async def serve_metrics(
         self, address: str, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED

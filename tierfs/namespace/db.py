@@ -181,10 +181,15 @@ class Database:
             txn.put(schema.META_BOOT_ID, boot_id, db=meta)
             txn.put(schema.META_CLEAN, b"0", db=meta)
 
-        self._env.reader_check()
+        self.check_readers()
         self._committer = threading.Thread(target=self._commit_loop, name="namespace-commit", daemon=True)
         self._committer.start()
         self.commit_now(note_start, durable=True)
+
+    def check_readers(self) -> int:
+        """Free the slots of readers that were killed, for LMDB has a fixed number; returns how many were."""
+        freed: int = self._env.reader_check()
+        return freed
 
     def close(self) -> None:
         """Commit what is queued, note the clean end, close. Nobody may read or commit any more."""

@@ -100,6 +100,11 @@ int tierfs_view_open(const char *lmdb_dir, struct tierfs_view **result)
      */
     if (status == 0)
         status = to_errno(mdb_env_open(view->env, lmdb_dir, MDB_RDONLY | MDB_NOTLS | MDB_NORDAHEAD, 0));
+    if (status == 0) {
+        int dead;
+        /* The slots of readers that were killed. */
+        status = to_errno(mdb_reader_check(view->env, &dead));
+    }
     if (status == 0)
         status = to_errno(mdb_txn_begin(view->env, NULL, MDB_RDONLY, &txn));
     if (status != 0)
