@@ -16,6 +16,7 @@ struct tierfs_request {
     bool was_sent; /* to any engine */
     bool sending; /* a thread is reading the message: whoever is done frees it */
     bool answered;
+    bool unanswered; /* nothing comes back: it is done with once it is sent */
     bool interrupted; /* whoever waits for the answer has got a signal */
     bool extra;       /* goes to the engine on the channel: pyfuse3 does not know it */
     uint32_t bytes;

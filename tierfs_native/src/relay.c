@@ -113,7 +113,11 @@ static void *send_requests(void *context)
             pthread_cond_wait(&relay->changed, &relay->lock);
         struct tierfs_request *request = relay->pending.unsent;
         relay->pending.unsent = request->later;
-        if (send_request(relay, request, 0) < 0)
+        bool unanswered = request->unanswered;
+        int result = send_request(relay, request, 0);
+        if (result == 0 && unanswered)
+            tierfs_pending_remove(&relay->pending, request);
+        if (result < 0)
             relay->attached = false; /* it is dying: the thread that gets the answers sees the end soon */
     }
     return NULL;
@@ -201,16 +205,23 @@ static void note_interrupt(struct tierfs_relay *relay, const struct fuse_in_head
         send_interrupt(relay, meant);
 }
 
-/* Under the lock. FORGET matters to a living engine only; a lost one costs memory until the next start. */
+/*
+ * Under the lock. FORGET has no answer, but it is kept until it has been sent: the engine keeps what a nameless inode
+ * needs for as long as the kernel knows it.
+ */
 static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *header, size_t bytes)
 {
-    if (!relay->attached)
-        return;
     /* Without waiting: this may be a thread that others wait for. */
-    if (send(relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN &&
-        errno != EPIPE && errno != ECONNRESET)
-        tierfs_warning("a message to the engine was lost  opcode=%u reason=\"%s\"", header->opcode,
-                       strerror(errno));
+    if (relay->attached && relay->pending.unsent == NULL &&
+        send(relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+        return;
+    struct tierfs_request *request = tierfs_pending_add(&relay->pending, header->unique, header, bytes, -1);
+    if (request == NULL) {
+        tierfs_warning("no memory for a message to the engine  opcode=%u", header->opcode);
+        return;
+    }
+    request->unanswered = true;
+    pthread_cond_broadcast(&relay->changed);
 }
 
 static void prepare_open(struct tierfs_relay *relay, struct tierfs_request *request, uint64_t ino)
