@@ -16,6 +16,13 @@ RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 RENAME_WHITEOUT = 4
 AT_FDCWD = -100
+AT_SYMLINK_FOLLOW = 0x400
+AT_EMPTY_PATH = 0x1000
+KEEP_SIZE = 1
+PUNCH_HOLE = 2
+COLLAPSE_RANGE = 8
+ZERO_RANGE = 16
+INSERT_RANGE = 32
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SET_IDS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
@@ -36,6 +43,16 @@ def renameat2(old: Path | bytes, new: Path | bytes, flags: int) -> None:
 
 def fallocate(fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
     _check(_libc.fallocate(fd, mode, ctypes.c_long(offset_bytes), ctypes.c_long(length_bytes)))
+
+
+def linkat(directory: int, old: Path | bytes | str, new: Path, flags: int) -> None:
+    """A name for what ``old`` means, which may be a link below ``/proc/self/fd``, or nothing (AT_EMPTY_PATH)."""
+    result = _libc.linkat(directory, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags)
+    _check(result, str(old), None, str(new))
+
+
+def syncfs(fd: int) -> None:
+    _check(_libc.syncfs(fd))
 
 
 class _Dirent(ctypes.Structure):

@@ -28,7 +28,7 @@ from tierfs.cache import device
 from tierfs.cache.blocks import EXTENT_SIZE_BYTES
 from tierfs.cache.health import is_no_space
 from tierfs.cache.tier import Tier
-from tierfs.errors import ObjectTooLarge, TierFailed, TierFull
+from tierfs.errors import NotSupported, ObjectTooLarge, TierFailed, TierFull
 from tierfs.types import ContentId, ObjectRef
 
 T = TypeVar("T")
@@ -106,10 +106,12 @@ class DirtyFiles:
         except OSError as error:
             raise self.failure(error) from error
 
-    def failure(self, error: OSError) -> TierFull | TierFailed | ObjectTooLarge:
+    def failure(self, error: OSError) -> TierFull | TierFailed | ObjectTooLarge | NotSupported:
         """What a writer is told about that error; the tier's health knows of it then."""
         if error.errno == errno.EFBIG:
             return ObjectTooLarge(f"tier {self.tier.name}: a file of this size is not possible")
+        if error.errno == errno.EOPNOTSUPP:
+            return NotSupported(f"tier {self.tier.name}: its file system cannot do that")
         self.tier.health.failed(error)
         text = f"tier {self.tier.name}: {error.strerror or error}"
         return TierFull(text) if is_no_space(error) else TierFailed(text)

@@ -17,6 +17,8 @@ from tierfs.cache.record import Extent
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId
 
 _DENSE_EXTENTS = 16384
+_USUAL_SLACK_BYTES = 64 * 1024
+"""The last block of a file, and what a file system keeps about it."""
 
 
 async def summed(dirty: DirtyFiles, content_id: ContentId, size_bytes: int,
@@ -75,10 +77,29 @@ def _sum_extent(path: str, extent: Extent, extent_no: int, word: int, zeros: int
         extent.mark(bit, record.zero_checksum(length), 1 << bit)
 
 
+def _give_back_unused(path: str) -> None:
+    """Space that was allocated and never written, and behind the end: no record would count it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        info = os.fstat(fd)
+        ranges = device.data_ranges(fd, info.st_size)
+        if info.st_blocks * 512 <= sum(stop - start for start, stop in ranges) + _USUAL_SLACK_BYTES:
+            return
+        os.ftruncate(fd, info.st_size)
+        position = 0
+        for start, stop in [*ranges, (info.st_size, info.st_size)]:
+            if start > position:
+                device.punch(fd, position, start - position)
+            position = stop
+    finally:
+        os.close(fd)
+
+
 def move(source: str, target: str, sidecar: str | None, stale_fds: Sequence[int]) -> None:
-    """From ``dirty`` to ``objects``. Raises ``OSError``."""
+    """From ``dirty`` to ``objects``, in which nobody writes any more. Raises ``OSError``."""
     for fd in stale_fds:
         os.close(fd)
+    _give_back_unused(source)
     try:
         os.rename(source, target)
     except FileNotFoundError:
