@@ -21,7 +21,7 @@ import pytest
 from tests.support.fake_s3 import BUCKET, fake_s3
 from tests.support.front import engine_pid, is_gone, kill_engine, recovery_s
 from tests.support.front_load import Load
-from tests.support.mount import Mounted, MountFactory, MountFailed, wait_until
+from tests.support.mount import Mounted, MountFactory, MountFailed, tierfs_command, wait_until
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -304,6 +304,29 @@ def test_a_clean_end(native_mounts: MountFactory, way: str) -> None:
     assert not mounted.is_up()
     assert left_behind(mounted) == []
     assert files_below(mounted.store_dir) == {"f": data}
+
+
+def test_without_the_right_to_a_large_socket(
+    native_mounts: MountFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container with CAP_SYS_ADMIN alone a request of 1 MiB does not fit: the kernel makes smaller ones."""
+    monkeypatch.setenv(
+        "TIERFS_COMMAND", " ".join(["setpriv --bounding-set=-net_admin --inh-caps=-net_admin", *tierfs_command()])
+    )
+    mounted = native_mounts.prepare(options=("--negative-ttl", "0"))
+    data = random.Random(1).randbytes(3 << 20)
+    (mounted.store_dir / "f").write_bytes(data)
+    mounted.start()
+    descriptor = os.open(mounted.path / "g", os.O_WRONLY | os.O_CREAT)
+    assert os.write(descriptor, data) == len(data)
+    os.close(descriptor)
+    assert (mounted.path / "f").read_bytes() == data
+    assert (mounted.path / "g").read_bytes() == data
+    max_write = re.search(r"max_write=(\d+)", mounted.log())
+    assert max_write is not None
+    assert int(max_write.group(1)) <= 1 << 20
+    mounted.umount()
+    assert files_below(mounted.store_dir) == {"f": data, "g": data}
 
 
 REFUSED: dict[str, tuple[str, str, str]] = {
