@@ -21,21 +21,12 @@ import pytest
 from tests.support.fake_s3 import BUCKET, fake_s3
 from tests.support.front import engine_pid, is_gone, kill_engine, recovery_s
 from tests.support.front_load import Load
-from tests.support.mount import Mounted, MountFactory, MountFailed, tierfs_command, wait_until
+from tests.support.mount import Mounted, MountFactory, MountFailed, files_below, tierfs_command, wait_until
 
 pytestmark = pytest.mark.needs_fuse
 
 KILLS = int(os.environ.get("TIERFS_ENGINE_KILLS", "20"))
 RECOVERY_LIMIT_S = 5.0
-
-
-def files_below(root: Path) -> dict[str, bytes]:
-    """Every regular file by its path; what tierfs keeps in the store for itself is left out."""
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file() and not path.is_symlink() and path.relative_to(root).parts[0] != ".tierfs"
-    }
 
 
 def put_originals(mounted: Mounted, count: int = 60, seed: int = 1) -> dict[str, bytes]:

@@ -464,6 +464,15 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 60.0) 
         time.sleep(POLL_S)
 
 
+def files_below(root: Path) -> dict[str, bytes]:
+    """Every regular file by its path; what tierfs keeps in the store for itself is left out."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.relative_to(root).parts[0] != ".tierfs"
+    }
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory that may hold mounts: they are detached first, nothing below them is touched."""
     inside = os.fsencode(path)
