@@ -61,7 +61,7 @@ test-native-sanitized:
 	$(CMAKE) --build build/sanitized --parallel 2 --target tierfs-front
 	TIERFS_NEED_NATIVE=1 TIERFS_FRONT_PATH=$(CURDIR)/build/sanitized/tierfs-front UBSAN_OPTIONS=print_stacktrace=1 \
 		setarch --addr-no-randomize $(abspath $(PYTHON)) -m pytest -p no:cacheprovider --front native \
-		tests/mount tests/native/test_front_*.py tests/native/test_passthrough*.py $(TESTS)
+		tests/mount tests/native/test_front_*.py tests/native/test_passthrough*.py tests/native/test_ranges.py $(TESTS)
 
 quick-bench: install
 	$(PYTHON) -m benchmarks.quick

@@ -21,7 +21,7 @@ from tierfs.errors import (
     NotPermitted,
     TooManyLinks,
 )
-from tierfs.namespace import schema, tree
+from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import WriteTransaction
 from tierfs.namespace.rename import RenameResult
 from tierfs.types import NO_CONTENT, ROOT_INO, ContentId, Inode
@@ -621,3 +621,32 @@ def test_the_list_of_attributes_has_a_limit(ns: Namespace) -> None:
     with pytest.raises(NameTooLong) as raised:
         ns.change(fill)
     assert raised.value.errno == 28
+
+
+def test_a_file_without_a_name_gets_its_first_one(ns: Namespace) -> None:
+    """As with O_TMPFILE; once it had a name that was removed, it gets no other."""
+
+    def make(txn: WriteTransaction) -> Inode:
+        content_id = ContentId(b"c" * 16)
+        return tree.create_unnamed(
+            txn, ROOT_INO, mode=FILE, uid=1, gid=2, content_id=content_id, now_ns=START_NS
+        )
+
+    inode = ns.db.commit_now(make)
+    assert inode.nlink == 0
+    with ns.db.read() as txn:
+        assert tree.orphans(txn) == [inode.ino]
+        assert publish.dirty_row(txn, inode.ino) is None
+        assert tree.readdir(txn, ROOT_INO, 0, 10) == []
+    now = later(ns)
+    linked = ns.db.commit_now(lambda txn: tree.link(txn, inode.ino, ROOT_INO, b"f", now_ns=now))
+    assert linked.nlink == 1
+    with ns.db.read() as txn:
+        assert tree.orphans(txn) == []
+        assert tree.lookup(txn, ROOT_INO, b"f") == linked
+        assert publish.dirty_row(txn, inode.ino) is not None
+    ns.db.commit_now(lambda txn: tree.unlink(txn, ROOT_INO, b"f", now_ns=now))
+    with pytest.raises(NotFound):
+        ns.db.commit_now(lambda txn: tree.link(txn, inode.ino, ROOT_INO, b"g", now_ns=now))
+    forgotten = ns.db.commit_now(make)
+    assert ns.db.commit_now(lambda txn: tree.reap(txn, forgotten.ino)) == forgotten
