@@ -144,7 +144,7 @@ static void from_kernel(const uint8_t *data, size_t bytes, uint8_t choice)
     memcpy(message + sizeof *header, data, bytes);
     if (header->opcode == FUSE_INTERRUPT && asked_count != 0 && bytes >= sizeof(uint64_t))
         memcpy(message + sizeof *header, &asked[choice % asked_count], sizeof(uint64_t));
-    if (asked_count < ASKED_MAX && header->opcode != FUSE_INTERRUPT && header->opcode != FUSE_FORGET)
+    if (asked_count < ASKED_MAX && header->opcode != FUSE_INTERRUPT)
         asked[asked_count++] = header->unique;
     tierfs_relay_request(relay, message, sizeof *header + bytes,
                          origins[choice % (sizeof origins / sizeof *origins)]);

@@ -448,7 +448,7 @@ static void forward_answer(struct tierfs_relay *relay, size_t bytes)
         return;
     }
     struct tierfs_request *request = tierfs_pending_find(&relay->pending, header->unique);
-    if (request == NULL || request->extra) {
+    if (request == NULL || request->extra || request->unanswered) {
         pthread_mutex_unlock(&relay->lock);
         return; /* the engine has answered what an earlier one had answered */
     }
