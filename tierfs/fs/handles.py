@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from tierfs.errors import InvalidArgument
 from tierfs.writeback.content import FileContent
 
+_NUMBERS_BITS = 40
+"""Of a handle number: which handle of an engine; above them, which engine."""
+
 
 @dataclass(slots=True, eq=False)
 class FileHandle:
@@ -36,7 +39,10 @@ class DirectoryHandle:
 
 
 class HandleTable:
-    """File handle numbers, never reused while the mount lives."""
+    """File handle numbers, never reused while the mount lives, whichever engine gave them out.
+
+    A front repeats what an earlier engine has not answered, RELEASE too: that must not hit a later handle.
+    """
 
     def __init__(self) -> None:
         self._next = 1
@@ -62,6 +68,10 @@ class HandleTable:
         self._next += 1
         self._directories[number] = handle
         return number
+
+    def number_from(self, engine_starts: int) -> None:
+        """Give out numbers that no earlier engine of this mount has given out."""
+        self._next = max(self._next, (engine_starts << _NUMBERS_BITS) + 1)
 
     def restore_file(self, number: int, handle: FileHandle) -> None:
         """A file that was open under that number when an earlier engine died."""

@@ -100,6 +100,8 @@ class Engine:
             parts = await open_parts(self._settings, stack, is_reattached=front.is_reattached)
             resumed = await recover(parts, open_handles)
             await restore_handles(parts, open_handles)
+            if isinstance(front, NativeFront):
+                parts.services.handles.number_from(front.engine_starts)
             if not front.is_reattached:
                 await parts.db.commit(repeats.forget_all)
             await self._list_root(parts)
