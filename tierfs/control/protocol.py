@@ -108,6 +108,7 @@ class FrontStatus(msgspec.Struct, kw_only=True):
     relayed: int = 0
     repeated: int = 0
     passthrough_opens: int = 0
+    opened_here: int = 0
     passthrough_errno: int = 0
 
 

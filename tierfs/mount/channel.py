@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<HHIQ")
 _HELLO = struct.Struct("<II")
 _HANDLE = struct.Struct("<QQIIII")
 _VIEW_SETTINGS = struct.Struct("<QQIIIIII")
-_COUNTS = struct.Struct("<QQQQQQII")
+_COUNTS = struct.Struct("<QQQQQQQII")
 _ERROR = struct.Struct("<i")
 
 
@@ -91,6 +91,8 @@ class FrontCounts:
     passthrough_opens: int
     notifications: int
     notifications_refused: int
+    opened_here: int
+    """Files that are open now, and that no engine knows to be."""
     passthrough_errno: int
     """Why the kernel refuses passthrough; 0: it does not."""
     pending: int

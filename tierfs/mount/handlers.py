@@ -60,6 +60,7 @@ class Handlers:
         files = parts.cache.files_in_tiers()
         with parts.db.read() as txn:
             inodes = tree.inode_count(txn)
+        front = await self._front()
         return p.StatusReply(
             version=__version__,
             uptime_s=(time.time_ns() - parts.started_ns) / 1e9,
@@ -75,7 +76,7 @@ class Handlers:
                 buffer_bytes=parts.cache.buffer_bytes,
                 buffer_budget_bytes=settings.memory_budget_bytes,
             ),
-            front=await self._front(),
+            front=front,
             tiers=[
                 p.TierStatus(
                     name=tier.name,
@@ -100,7 +101,7 @@ class Handlers:
                 bytes_read=counts.bytes_read,
                 bytes_written=counts.bytes_written,
             ),
-            open_handles=parts.services.handles.files_open,
+            open_handles=parts.services.handles.files_open + front.opened_here,
             open_directories=parts.services.handles.directories_open,
             inodes=inodes,
             hidden_keys=parts.refresher.counts.hidden_keys + parts.refresher.counts.shadowed_keys,
@@ -115,6 +116,7 @@ class Handlers:
             status.relayed = counts.relayed
             status.repeated = counts.repeated
             status.passthrough_opens = counts.passthrough_opens
+            status.opened_here = counts.opened_here
             status.passthrough_errno = counts.passthrough_errno
         return status
 

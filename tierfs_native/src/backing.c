@@ -30,6 +30,7 @@ struct tierfs_backing {
     int device;
     int refusal;
     uint64_t opens;
+    uint64_t here; /* opens that the front answered, and that are not over */
     struct inode_state *buckets[BUCKETS];
 };
 
@@ -216,6 +217,7 @@ bool tierfs_backing_open_here(struct tierfs_backing *backing, uint64_t ino)
     if (state != NULL && state->passed == 0) {
         state->cached++;
         state->here++;
+        backing->here++;
         opened = true;
     }
     pthread_mutex_unlock(&backing->lock);
@@ -228,10 +230,19 @@ void tierfs_backing_released_here(struct tierfs_backing *backing, uint64_t ino)
     struct inode_state *state = *find(backing, ino);
     if (state != NULL && state->here > 0) {
         state->here--;
+        backing->here--;
         state->cached--;
         drop_if_unused(backing, ino);
     }
     pthread_mutex_unlock(&backing->lock);
+}
+
+uint64_t tierfs_backing_count_here(struct tierfs_backing *backing)
+{
+    pthread_mutex_lock(&backing->lock);
+    uint64_t count = backing->here;
+    pthread_mutex_unlock(&backing->lock);
+    return count;
 }
 
 int tierfs_backing_list_here(struct tierfs_backing *backing, uint64_t **inos, size_t *count)

@@ -46,6 +46,9 @@ void tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino);
 bool tierfs_backing_open_here(struct tierfs_backing *backing, uint64_t ino);
 void tierfs_backing_released_here(struct tierfs_backing *backing, uint64_t ino);
 
+/* How many opens of this kind there are now. */
+uint64_t tierfs_backing_count_here(struct tierfs_backing *backing);
+
 /* The inodes that are open like this, to be freed. 0 or -ENOMEM. */
 int tierfs_backing_list_here(struct tierfs_backing *backing, uint64_t **inos, size_t *count);
 

@@ -83,6 +83,7 @@ struct tierfs_counts {
     uint64_t passthrough_opens;
     uint64_t notifications;
     uint64_t notifications_refused; /* by the kernel, which had forgotten the inode or entry */
+    uint64_t opened_here; /* files that are open now, and that no engine knows to be */
     uint32_t passthrough_errno; /* why the kernel refuses passthrough; 0: it does not */
     uint32_t pending;
 };
@@ -91,7 +92,7 @@ _Static_assert(sizeof(struct tierfs_channel_header) == 16, "channel header");
 _Static_assert(sizeof(struct tierfs_hello) == 8, "hello");
 _Static_assert(sizeof(struct tierfs_handle) == 32, "handle");
 _Static_assert(sizeof(struct tierfs_view_settings) == 40, "view settings");
-_Static_assert(sizeof(struct tierfs_counts) == 56, "counts");
+_Static_assert(sizeof(struct tierfs_counts) == 64, "counts");
 
 struct tierfs_packet {
     struct tierfs_channel_header header;

@@ -262,6 +262,20 @@ static int mount_it(struct front *front, const struct tierfs_packet *packet)
     return result;
 }
 
+/* What was read without the engine counts as used: else it would be evicted first. Any thread. */
+static void tell_touched(void *context)
+{
+    struct front *front = context;
+    uint64_t inos[TIERFS_SMALL_TOUCHED];
+
+    pthread_mutex_lock(&front->channel_lock);
+    size_t count = tierfs_small_touched(front->small, inos);
+    if (count != 0 && front->engine.channel >= 0)
+        (void)tierfs_channel_send(front->engine.channel, TIERFS_TOUCHED, 0, inos, count * sizeof inos[0],
+                                  MSG_DONTWAIT);
+    pthread_mutex_unlock(&front->channel_lock);
+}
+
 /* The tiers from which small files can be read: strings behind the settings, each a letter and a path. */
 static void make_small(struct front *front, const struct tierfs_packet *packet, size_t position)
 {
@@ -275,6 +289,8 @@ static void make_small(struct front *front, const struct tierfs_packet *packet, 
         result = tierfs_small_create(front->backing, front->reading, front->workers, &front->small);
     if (result < 0)
         tierfs_warning("the engine reads small files  reason=\"%s\"", strerror(-result));
+    else
+        tierfs_small_on_miss(front->small, tell_touched, front);
 }
 
 /* From here on names are looked up without the engine, if it says so. */
@@ -319,6 +335,7 @@ static void tell_counts(struct front *front)
 
     counts.passthrough_opens = tierfs_backing_opens(front->backing, &refusal);
     counts.passthrough_errno = (uint32_t)refusal;
+    counts.opened_here = tierfs_backing_count_here(front->backing);
     tierfs_relay_counts(front->relay, &counts);
     tell_engine(front, TIERFS_COUNTS, 0, &counts, sizeof counts);
 }
@@ -526,17 +543,6 @@ static void drain_event(int eventfd)
 
     if (read(eventfd, &count, sizeof count) < 0 && errno != EAGAIN)
         tierfs_warning("an event cannot be read  reason=\"%s\"", strerror(errno));
-}
-
-/* What was read without the engine counts as used: else it would be evicted first. */
-static void tell_touched(struct front *front)
-{
-    uint64_t inos[TIERFS_SMALL_TOUCHED];
-    size_t count = front->small != NULL ? tierfs_small_touched(front->small, inos) : 0;
-
-    if (count != 0 && front->engine.channel >= 0)
-        (void)tierfs_channel_send(front->engine.channel, TIERFS_TOUCHED, 0, inos, count * sizeof inos[0],
-                                  MSG_DONTWAIT);
 }
 
 static int run(struct front *front)

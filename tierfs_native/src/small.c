@@ -15,7 +15,11 @@ struct tierfs_small {
     struct tierfs_backing *backing;
     const struct tierfs_reading *reading;
     atomic_uint_fast64_t opens, reads, missed;
+    atomic_uint_fast64_t touched_count; /* ever; each is at its number modulo the size */
     atomic_uint_fast64_t touched[TIERFS_SMALL_TOUCHED];
+    uint64_t told_count;
+    void (*on_miss)(void *context);
+    void *context;
     unsigned workers;
     struct tierfs_reading_lane *lanes[];
 };
@@ -91,10 +95,13 @@ static long answer_read(struct tierfs_small *small, unsigned worker, struct tier
         result = tierfs_reading_read(small->lanes[worker], &inode, asked->offset, asked->size, out);
     if (result < 0) {
         atomic_fetch_add_explicit(&small->missed, 1, memory_order_relaxed);
+        if (small->on_miss != NULL)
+            small->on_miss(small->context);
         return TIERFS_RELAY;
     }
     atomic_fetch_add_explicit(&small->reads, 1, memory_order_relaxed);
-    atomic_store_explicit(&small->touched[ino % TIERFS_SMALL_TOUCHED], ino, memory_order_relaxed);
+    uint64_t number = atomic_fetch_add_explicit(&small->touched_count, 1, memory_order_relaxed);
+    atomic_store_explicit(&small->touched[number % TIERFS_SMALL_TOUCHED], ino, memory_order_relaxed);
     return result;
 }
 
@@ -139,14 +146,24 @@ long tierfs_small_answer(struct tierfs_small *small, unsigned worker, struct tie
 
 size_t tierfs_small_touched(struct tierfs_small *small, uint64_t *inos)
 {
+    uint64_t end = atomic_load_explicit(&small->touched_count, memory_order_relaxed);
     size_t count = 0;
 
-    for (size_t i = 0; i < TIERFS_SMALL_TOUCHED; i++) {
-        if (atomic_load_explicit(&small->touched[i], memory_order_relaxed) == 0)
-            continue;
-        inos[count++] = atomic_exchange_explicit(&small->touched[i], 0, memory_order_relaxed);
+    if (end - small->told_count > TIERFS_SMALL_TOUCHED)
+        small->told_count = end - TIERFS_SMALL_TOUCHED;
+    for (; small->told_count < end; small->told_count++) {
+        size_t slot = small->told_count % TIERFS_SMALL_TOUCHED;
+        uint64_t ino = atomic_exchange_explicit(&small->touched[slot], 0, memory_order_relaxed);
+        if (ino != 0) /* else its reader has the number, and has not written yet */
+            inos[count++] = ino;
     }
     return count;
+}
+
+void tierfs_small_on_miss(struct tierfs_small *small, void (*on_miss)(void *context), void *context)
+{
+    small->on_miss = on_miss;
+    small->context = context;
 }
 
 void tierfs_small_counts(struct tierfs_small *small, uint64_t *opens, uint64_t *reads, uint64_t *missed)

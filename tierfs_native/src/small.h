@@ -31,8 +31,14 @@ long tierfs_small_answer(struct tierfs_small *small, unsigned worker, struct tie
                          const struct fuse_in_header *header, const void *body, size_t body_bytes, void *out,
                          size_t out_capacity);
 
-/* Inodes that were read here since the last call, not all of them if there were many. inos: TIERFS_SMALL_TOUCHED. */
+/*
+ * Inodes that were read here since the last call, in order; not all of them if there were many. inos:
+ * TIERFS_SMALL_TOUCHED. One caller at a time.
+ */
 size_t tierfs_small_touched(struct tierfs_small *small, uint64_t *inos);
+
+/* Called by a worker before a read goes to the engine, which should know by then what was read before. */
+void tierfs_small_on_miss(struct tierfs_small *small, void (*on_miss)(void *context), void *context);
 
 /* Opens, reads from the tiers, and reads that the engine had to answer. */
 void tierfs_small_counts(struct tierfs_small *small, uint64_t *opens, uint64_t *reads, uint64_t *missed);
