@@ -9,7 +9,6 @@ Source of the layouts: Linux ``include/uapi/linux/fuse.h``; ``tierfs_native/src/
 
 from __future__ import annotations
 
-import errno
 import math
 import struct
 from collections.abc import Awaitable, Callable
@@ -17,10 +16,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from tierfs.errors import NotSupported, TierfsError
+from tierfs.errors import NotSupported
 from tierfs.fs.files import Files
 from tierfs.fs.names import Names
-from tierfs.fs.ops import PREFERRED_IO_BYTES
+from tierfs.fs.ops import PREFERRED_IO_BYTES, errno_of
 from tierfs.fs.ranges import Ranges
 from tierfs.fs.services import Caller, Services
 from tierfs.types import Inode
@@ -114,14 +113,8 @@ class ExtraRequests:
     async def _answer(self, opcode: int, nodeid: int, body: bytes, caller: Caller) -> tuple[int, bytes]:
         try:
             return 0, await self._dispatch(opcode, nodeid, body, caller)
-        except TierfsError as error:
-            return error.errno, b""
-        except OSError as error:
-            log.exception("local I/O error", request=opcode)
-            return error.errno or errno.EIO, b""
-        except Exception:
-            log.exception("unexpected exception", request=opcode)
-            return errno.EIO, b""
+        except Exception as error:
+            return errno_of(error, opcode), b""
 
     async def _dispatch(self, opcode: int, nodeid: int, body: bytes, caller: Caller) -> bytes:
         if opcode == FALLOCATE:

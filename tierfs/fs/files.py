@@ -113,21 +113,21 @@ class Files:
         self._services.readahead.observe(content.ino, content.ref, offset, length)
         if data is not None:
             return data
-        try:
-            return await self._services.interrupts.guard(self.read_waiting, content, offset, length)
-        except StaleContent:
-            await self._learn_what_is_there_now(content.ino)
-            raise
+        return await self._read_guarded(content, offset, length)
 
     async def _read_for_front(self, ino: int, offset: int, length: int) -> bytes:
         """A read of a file that a native front has opened by itself, and has not all of in the tiers."""
         async with self._contents.used(ino) as content:
             self._services.readahead.observe(ino, content.ref, offset, length)
-            try:
-                return await self._services.interrupts.guard(self.read_waiting, content, offset, length)
-            except StaleContent:
-                await self._learn_what_is_there_now(ino)
-                raise
+            return await self._read_guarded(content, offset, length)
+
+    async def _read_guarded(self, content: FileContent, offset: int, length: int) -> bytes:
+        """Read, waiting if need be, until a signal."""
+        try:
+            return await self._services.interrupts.guard(self.read_waiting, content, offset, length)
+        except StaleContent:
+            await self._learn_what_is_there_now(content.ino)
+            raise
 
     async def read_waiting(self, content: FileContent, offset: int, length: int) -> bytes:
         """Read; a version that is gone because we moved or re-labelled the object is read where it is now."""

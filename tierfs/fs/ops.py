@@ -44,18 +44,23 @@ def answers(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
     async def request(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await function(*args, **kwargs)
-        except TierfsError as error:
-            raise FUSEError(error.errno) from None
         except FUSEError:
             raise
-        except OSError as error:
-            log.exception("local I/O error", request=function.__name__)
-            raise FUSEError(error.errno or errno.EIO) from None
-        except Exception:
-            log.exception("unexpected exception", request=function.__name__)
-            raise FUSEError(errno.EIO) from None
+        except Exception as error:
+            raise FUSEError(errno_of(error, function.__name__)) from None
 
     return request
+
+
+def errno_of(error: Exception, request: str | int) -> int:
+    """What the application sees of an exception; what nobody expected goes to the log, with its stack."""
+    if isinstance(error, TierfsError):
+        return error.errno
+    if isinstance(error, OSError):
+        log.error("local I/O error", request=request, exc_info=error)
+        return error.errno or errno.EIO
+    log.error("unexpected exception", request=request, exc_info=error)
+    return errno.EIO
 
 
 class TierfsOperations(pyfuse3.Operations):

@@ -105,18 +105,8 @@ class Parking:
 
     async def _copy_for_readers(self, ino: int, current: schema.ObjectRow) -> None:
         async with self._contents.used(ino) as content, content.lock:
-            key = self._new_key(ino)
-            with self._keys.writing([key]):
-                await self._db.commit(partial(publish.doom, key=key, etag="", now_ns=self._now_ns(), ino=ino))
-                try:
-                    info = await self._uploader.call(partial(self._store.copy, current.info, key))
-                except (ObjectNotFound, PreconditionFailed):
-                    return  # it is gone already: the reader gets to know
-                await self._db.commit(partial(publish.move_orphan, ino=ino, info=info))
+            await self._copy_away(ino, current, lambda txn, info: publish.move_orphan(txn, ino, info))
             self._contents.refresh_ref(content)
-
-    def _new_key(self, ino: int) -> str:
-        return f"{publish.parked_key(self._db, ino)}-{os.urandom(4).hex()}"
 
     async def _park(self, owner: int, key: str) -> None:
         with self._db.read() as txn:
@@ -139,22 +129,25 @@ class Parking:
             # Under the lock nobody begins to write, and so to depend on an object that is about to go.
             async with content.lock:
                 if not content.local:
-                    await self._copy_away(owner, current)
+                    await self._copy_away(owner, current, partial(self._record_copy, owner, current))
             self._contents.refresh_ref(content)
 
-    async def _copy_away(self, owner: int, current: schema.ObjectRow) -> None:
-        key = self._new_key(owner)
+    async def _copy_away(
+        self, owner: int, current: schema.ObjectRow, record: Callable[[WriteTransaction, ObjectInfo], None]
+    ) -> None:
+        """Copy what ``current`` names to a key of its own, and ``record`` that."""
+        key = f"{publish.parked_key(self._db, owner)}-{os.urandom(4).hex()}"
         with self._keys.writing([key]):
             # Doomed until it is recorded: should the process die in between, the copy goes.
             await self._db.commit(partial(publish.doom, key=key, etag="", now_ns=self._now_ns(), ino=owner))
             try:
                 info = await self._uploader.call(partial(self._store.copy, current.info, key))
             except (ObjectNotFound, PreconditionFailed):
-                return  # it has moved, or somebody else's object is there: the next attempt sees
-            await self._db.commit(partial(self._record_copy, owner=owner, current=current, info=info))
+                return  # it has moved or gone: the next attempt, or who reads it, gets to know
+            await self._db.commit(lambda txn: record(txn, info))
 
     def _record_copy(
-        self, txn: WriteTransaction, owner: int, current: schema.ObjectRow, info: ObjectInfo
+        self, owner: int, current: schema.ObjectRow, txn: WriteTransaction, info: ObjectInfo
     ) -> None:
         now_ns = self._now_ns()
         if publish.object_of(txn, owner) != current:

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <lmdb.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -240,4 +241,21 @@ int tierfs_extent_decode(const void *data, size_t length, uint32_t extent_no, ui
     extent->place_bytes = head.segment != 0 ? head.place_bytes : 0;
     memcpy(extent->sums, (const uint8_t *)data + sizeof(head), head.sum_count * sizeof(uint64_t));
     return 0;
+}
+
+void tierfs_tier_path(char path[TIERFS_TIER_PATH], uint64_t segment, const uint8_t content_id[16])
+{
+    static const char digits[] = "0123456789abcdef";
+    char hex[33];
+
+    if (segment != 0) {
+        snprintf(path, TIERFS_TIER_PATH, "segments/%016llx", (unsigned long long)segment);
+        return;
+    }
+    for (size_t i = 0; i < 16; i++) {
+        hex[2 * i] = digits[content_id[i] >> 4];
+        hex[2 * i + 1] = digits[content_id[i] & 15];
+    }
+    hex[32] = '\0';
+    snprintf(path, TIERFS_TIER_PATH, "objects/%.2s/%s", hex, hex);
 }

@@ -23,6 +23,8 @@
 #define TIERFS_EXTENT_BLOCKS 64
 #define TIERFS_EXTENT_BYTES (TIERFS_EXTENT_BLOCKS * TIERFS_BLOCK_BYTES)
 
+#define TIERFS_TIER_PATH 48 /* objects/ab/<32 hex> and a NUL */
+
 struct tierfs_index;
 struct tierfs_index_reader;
 
@@ -54,6 +56,9 @@ int tierfs_index_find(struct tierfs_index_reader *reader, const uint8_t content_
 /* The same from the bytes of a record. */
 int tierfs_extent_decode(const void *data, size_t length, uint32_t extent_no, uint32_t epoch,
                          struct tierfs_extent *extent);
+
+/* Where in the tier's directory a content's bytes are: in that segment, or (0) in a file of its own. */
+void tierfs_tier_path(char path[TIERFS_TIER_PATH], uint64_t segment, const uint8_t content_id[16]);
 
 /* How many blocks that extent of a content of that size has; 0 behind its end. */
 uint32_t tierfs_blocks_in_extent(uint64_t size_bytes, uint64_t extent_no);

@@ -9,8 +9,6 @@
 #define TIERFS_WINDOW_PIECES 256
 #define TIERFS_WINDOW_BYTES (UINT64_C(64) << 20)
 
-#define TIERFS_TIER_PATH 48 /* objects/ab/<32 hex> and a NUL */
-
 /* Blocks of one extent of a file that lie next to each other, in one tier. */
 struct tierfs_piece {
     size_t file;

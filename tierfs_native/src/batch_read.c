@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -37,24 +36,6 @@ static int directory_of(const struct window *window, const struct tierfs_piece *
 }
 
 /* -- opening --------------------------------------------------------------------------------------------------- */
-
-static void write_path(char path[TIERFS_TIER_PATH], const struct tierfs_piece *piece,
-                       const uint8_t content_id[16])
-{
-    static const char digits[] = "0123456789abcdef";
-    char hex[33];
-
-    if (piece->segment != 0) {
-        snprintf(path, TIERFS_TIER_PATH, "segments/%016llx", (unsigned long long)piece->segment);
-        return;
-    }
-    for (size_t i = 0; i < 16; i++) {
-        hex[2 * i] = digits[content_id[i] >> 4];
-        hex[2 * i + 1] = digits[content_id[i] & 15];
-    }
-    hex[32] = '\0';
-    snprintf(path, TIERFS_TIER_PATH, "objects/%.2s/%s", hex, hex);
-}
 
 /* Without waiting for the device. Negative: it has to be done in the slow way. */
 static int open_cached(int directory, const char *path)
@@ -115,7 +96,7 @@ static void open_files(const struct window *window)
             piece->descriptor = slot->descriptor;
             continue;
         }
-        write_path(lane->paths[waiting], piece, window->files[piece->file].content_id);
+        tierfs_tier_path(lane->paths[waiting], piece->segment, window->files[piece->file].content_id);
         descriptor = open_cached(directory_of(window, piece), lane->paths[waiting]);
         if (descriptor >= 0) {
             note_opened(window, i, descriptor);
@@ -273,7 +254,7 @@ static void check_paths(const struct window *window)
 
         if (piece->segment != 0 || !piece->owns_descriptor || !is_wanted(window, i))
             continue;
-        write_path(path, piece, window->files[piece->file].content_id);
+        tierfs_tier_path(path, piece->segment, window->files[piece->file].content_id);
         if (fstat(piece->descriptor, &opened) < 0 ||
             fstatat(directory_of(window, piece), path, &there, AT_SYMLINK_NOFOLLOW) < 0 ||
             opened.st_ino != there.st_ino || opened.st_dev != there.st_dev)

@@ -318,11 +318,11 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
     int result = tierfs_view_open(path, &front->view);
     if (result == 0)
         result = tierfs_answers_open(&settings, &answers);
-    if (result < 0)
+    if (result < 0) {
         tierfs_warning("the front cannot read the namespace; the engine answers all  reason=\"%s\"",
                        strerror(-result));
-    if (result < 0)
         return;
+    }
     tierfs_relay_lists_plainly(front->relay);
     make_small(front, packet, sizeof said);
     atomic_store_explicit(&front->answers, answers, memory_order_release);

@@ -166,7 +166,7 @@ static int open_segment(struct tierfs_reading_lane *lane, const struct piece *pi
     uint64_t segment = piece->extent.segment;
     struct segment_file *slot = &lane->segments[(segment >> 1) % SEGMENT_FILES];
     struct stat info;
-    char path[64];
+    char path[TIERFS_TIER_PATH];
 
     if (slot->segment != 0) {
         /* What has been unlinked would keep its blocks for as long as it is open here. */
@@ -176,7 +176,7 @@ static int open_segment(struct tierfs_reading_lane *lane, const struct piece *pi
         close(slot->descriptor);
         slot->segment = 0;
     }
-    snprintf(path, sizeof path, "segments/%016llx", (unsigned long long)segment);
+    tierfs_tier_path(path, segment, NULL);
     slot->descriptor =
         openat(lane->reading->tiers[piece->tier].directory, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (slot->descriptor < 0)
@@ -189,17 +189,10 @@ static int open_segment(struct tierfs_reading_lane *lane, const struct piece *pi
 static int open_own_file(const struct tierfs_reading_lane *lane, const struct piece *piece,
                          const uint8_t content_id[16])
 {
-    static const char digits[] = "0123456789abcdef";
-    char hex[33];
-    char path[64];
+    char path[TIERFS_TIER_PATH];
     int descriptor;
 
-    for (size_t i = 0; i < 16; i++) {
-        hex[2 * i] = digits[content_id[i] >> 4];
-        hex[2 * i + 1] = digits[content_id[i] & 15];
-    }
-    hex[32] = '\0';
-    snprintf(path, sizeof path, "objects/%.2s/%s", hex, hex);
+    tierfs_tier_path(path, 0, content_id);
     descriptor = openat(lane->reading->tiers[piece->tier].directory, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     return descriptor >= 0 ? descriptor : -errno;
 }

@@ -224,10 +224,15 @@ static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *hea
     pthread_cond_broadcast(&relay->changed);
 }
 
+static bool opens_to_write(uint32_t flags)
+{
+    return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0;
+}
+
 static void prepare_open(struct tierfs_relay *relay, struct tierfs_request *request, uint64_t ino)
 {
     struct fuse_open_in *open = (void *)(request->message + sizeof(struct fuse_in_header));
-    bool writes = (open->flags & O_ACCMODE) != O_RDONLY || (open->flags & O_TRUNC) != 0;
+    bool writes = opens_to_write(open->flags);
 
     open->flags &= ~TIERFS_OPEN_PASSED;
     if (tierfs_backing_open_begins(relay->links.backing, ino, writes))
@@ -371,7 +376,7 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
     size_t before = is_new ? sizeof(struct fuse_entry_out) : 0;
     struct fuse_open_out *out = (void *)((char *)(header + 1) + before);
     bool is_open = asked->opcode == FUSE_OPEN;
-    bool writes = (in->flags & O_ACCMODE) != O_RDONLY || (in->flags & O_TRUNC) != 0;
+    bool writes = opens_to_write(in->flags);
 
     if (header->error != 0 || bytes < sizeof *header + before + sizeof *out) {
         if (is_open)
