@@ -3,7 +3,7 @@
  *
  * An input: steps of two bytes for what happens, one for the size of a body. It consists of the bytes that follow,
  * which are steps as well, so that short inputs get far. write(2) and ioctl(2) are this
- * file's: the kernel refuses an answer now and then. After each input everything has been answered, all that was
+ * file's, and the kernel refuses an answer now and then. After each input everything has been answered, all that was
  * open has been released, and so nothing may be registered with the kernel any more.
  */
 #define _GNU_SOURCE
@@ -24,9 +24,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define KERNEL 100001 /* descriptors that only this file knows */
-#define GIVEN_UP 100002
-#define REFUSES 100003
+#define KERNEL 100001 /* a descriptor that only this file knows */
 #define INODES 4u
 #define ASKED_MAX 64u
 #define MESSAGE_BYTES 70000u
@@ -49,12 +47,32 @@ ssize_t write(int descriptor, const void *data, size_t bytes)
 
     if (descriptor == STDERR_FILENO)
         return (ssize_t)bytes; /* the log */
-    if (descriptor != KERNEL && descriptor != GIVEN_UP && descriptor != REFUSES)
+    if (descriptor != KERNEL)
         return syscall(SYS_write, descriptor, data, bytes);
     assert(bytes >= sizeof *header);
-    errno = descriptor == GIVEN_UP ? ENOENT : EINVAL;
-    return descriptor == KERNEL ? (ssize_t)bytes : -1;
+    return (ssize_t)bytes;
 }
+
+static int take(const struct tierfs_origin *origin, const void *message, size_t bytes)
+{
+    (void)origin;
+    assert(message != NULL && bytes >= sizeof(struct fuse_out_header));
+    return 0;
+}
+
+static int give_up(const struct tierfs_origin *origin, const void *message, size_t bytes)
+{
+    (void)take(origin, message, bytes);
+    return -ENOENT;
+}
+
+static int refuse(const struct tierfs_origin *origin, const void *message, size_t bytes)
+{
+    (void)take(origin, message, bytes);
+    return -EINVAL;
+}
+
+static const struct tierfs_origin kernel = {take}, given_up = {give_up}, refuses = {refuse};
 
 int ioctl(int descriptor, unsigned long request, ...)
 {
@@ -126,7 +144,7 @@ static void drain_engine(void)
 static void from_kernel(const uint8_t *data, size_t bytes, uint8_t choice)
 {
     static char message[MESSAGE_BYTES];
-    static const int origins[] = {KERNEL, KERNEL, KERNEL, GIVEN_UP, REFUSES};
+    static const struct tierfs_origin *const origins[] = {&kernel, &kernel, &kernel, &given_up, &refuses};
     static const uint8_t opcodes[] = {FUSE_OPEN,   FUSE_OPEN,    FUSE_OPEN,       FUSE_RELEASE,
                                       FUSE_CREATE, FUSE_OPENDIR, FUSE_INIT,       FUSE_INTERRUPT,
                                       FUSE_FORGET, FUSE_MKDIR,   FUSE_RELEASEDIR, FUSE_TMPFILE,
@@ -223,7 +241,7 @@ static void settle(void)
                      .release = {.fh = open[i].fh}};
         message.header.opcode =
             (open[i].kind & TIERFS_HANDLE_DIRECTORY) != 0 ? FUSE_RELEASEDIR : FUSE_RELEASE;
-        tierfs_relay_request(relay, &message, sizeof message, KERNEL);
+        tierfs_relay_request(relay, &message, sizeof message, &kernel);
     }
     free(open);
     asked_count = 0;

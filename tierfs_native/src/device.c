@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 struct tierfs_device {
+    struct tierfs_origin origin; /* first: tierfs_origin.answer gets it */
     struct tierfs_device_links links;
     int descriptor;
     atomic_bool gone;
@@ -26,6 +27,13 @@ struct worker {
     struct tierfs_device *device;
     unsigned number;
 };
+
+static int answer_device(const struct tierfs_origin *origin, const void *message, size_t bytes)
+{
+    const struct tierfs_device *device = (const void *)origin;
+
+    return write(device->descriptor, message, bytes) < 0 ? -errno : 0;
+}
 
 static int open_device(void)
 {
@@ -44,6 +52,7 @@ int tierfs_device_mount(const struct tierfs_device_links *links, const char *mou
 
     if (made == NULL)
         return -ENOMEM;
+    made->origin.answer = answer_device;
     made->links = *links;
     made->mountpoint = strdup(mountpoint);
     made->descriptor = open_device();
@@ -96,7 +105,7 @@ static void *read_requests(void *context)
         ssize_t bytes = read(device->descriptor, message, TIERFS_REQUEST_MAX_BYTES);
         if (bytes > 0) {
             device->links.handle(device->links.context, worker.number, message, (size_t)bytes,
-                                 device->descriptor, answer);
+                                 &device->origin, answer);
         } else if (bytes == 0 || errno == ENODEV) {
             break;
         } else if (errno != EINTR && errno != EAGAIN && errno != ENOENT) {

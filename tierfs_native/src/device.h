@@ -1,6 +1,8 @@
 /* /dev/fuse: the mount, and the threads that read requests from it. */
 #pragma once
 
+#include "origin.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -10,7 +12,8 @@ struct tierfs_device;
 
 struct tierfs_device_links {
     /* One request, in a buffer of the calling thread with room for an answer of that size behind it. worker: its number. */
-    void (*handle)(void *context, unsigned worker, void *message, size_t bytes, int origin, void *answer);
+    void (*handle)(void *context, unsigned worker, void *message, size_t bytes,
+                   const struct tierfs_origin *origin, void *answer);
     void *context;
     int gone; /* eventfd: written to when the kernel has let go of the mount */
 };

@@ -109,7 +109,7 @@ static void tell_engine(struct front *front, uint16_t kind, uint64_t value, cons
 
 /* -- requests, in the threads of device.c -- */
 
-static void answer(int origin, void *buffer, uint64_t unique, long result)
+static void answer(const struct tierfs_origin *origin, void *buffer, uint64_t unique, long result)
 {
     struct fuse_out_header *header = buffer;
 
@@ -119,14 +119,15 @@ static void answer(int origin, void *buffer, uint64_t unique, long result)
         .unique = unique,
     };
     /* ENOENT: the request was interrupted and nobody waits. */
-    if (write(origin, header, header->len) < 0 && errno != ENOENT && errno != ENODEV)
-        tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(errno));
+    int taken = tierfs_origin_answer(origin, header, header->len);
+    if (taken < 0 && taken != -ENOENT && taken != -ENODEV)
+        tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(-taken));
 }
 
 static long answer_from_view(struct front *front, struct tierfs_answers *answers, unsigned worker,
-                             const struct fuse_in_header *header, size_t body_bytes, void *out)
+                             const struct fuse_in_header *header, size_t body_bytes, void *out,
+                             size_t capacity)
 {
-    const size_t capacity = TIERFS_REQUEST_MAX_BYTES - sizeof(struct fuse_out_header);
     long result = front->small != NULL ? tierfs_small_answer(front->small, worker, front->readers[worker],
                                                              header, header + 1, body_bytes, out, capacity)
                                        : TIERFS_NOT_SMALL;
@@ -137,28 +138,42 @@ static long answer_from_view(struct front *front, struct tierfs_answers *answers
     return result;
 }
 
-static void handle_request(void *context, unsigned worker, void *message, size_t bytes, int origin,
-                           void *buffer)
+/*
+ * out: where the body of an answer goes. Returns its bytes (>= 0), -errno, or TIERFS_NO_REPLY: there is no answer, or
+ * origin gets it later.
+ */
+static long answer_request(struct front *front, unsigned worker, void *message, size_t bytes,
+                           const struct tierfs_origin *origin, void *out, size_t capacity)
 {
-    struct front *front = context;
     const struct fuse_in_header *header = message;
     struct tierfs_answers *answers = atomic_load_explicit(&front->answers, memory_order_acquire);
     long result = TIERFS_RELAY;
 
-    if (bytes < sizeof *header || header->len != bytes)
-        return; /* never sent by a kernel; there is no number to answer to */
     if (answers != NULL) {
         if (front->readers[worker] == NULL && tierfs_reader_open(front->view, &front->readers[worker]) < 0)
             front->readers[worker] = NULL;
         if (front->readers[worker] != NULL)
-            result = answer_from_view(front, answers, worker, header, bytes - sizeof *header,
-                                      (struct fuse_out_header *)buffer + 1);
+            result = answer_from_view(front, answers, worker, header, bytes - sizeof *header, out, capacity);
     }
     if (result == TIERFS_RELAY) {
         tierfs_relay_request(front->relay, message, bytes, origin);
-        return;
+        return TIERFS_NO_REPLY;
     }
     atomic_fetch_add_explicit(&front->answered, 1, memory_order_relaxed);
+    return result;
+}
+
+/* A request that device.c has read. */
+static void handle_request(void *context, unsigned worker, void *message, size_t bytes,
+                           const struct tierfs_origin *origin, void *buffer)
+{
+    const struct fuse_in_header *header = message;
+
+    if (bytes < sizeof *header || header->len != bytes)
+        return; /* never sent by a kernel; there is no number to answer to */
+    long result =
+        answer_request(context, worker, message, bytes, origin, (struct fuse_out_header *)buffer + 1,
+                       TIERFS_REQUEST_MAX_BYTES - sizeof(struct fuse_out_header));
     if (result != TIERFS_NO_REPLY)
         answer(origin, buffer, header->unique, result);
 }

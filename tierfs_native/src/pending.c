@@ -9,7 +9,8 @@ static struct tierfs_request **bucket_of(struct tierfs_pending *pending, uint64_
 }
 
 struct tierfs_request *tierfs_pending_add(struct tierfs_pending *pending, uint64_t unique,
-                                          const void *message, size_t bytes, int origin)
+                                          const void *message, size_t bytes,
+                                          const struct tierfs_origin *origin)
 {
     struct tierfs_request **bucket = bucket_of(pending, unique);
     struct tierfs_request *request = malloc(sizeof *request + bytes);

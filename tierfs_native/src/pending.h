@@ -1,6 +1,8 @@
 /* Requests without an answer yet, in the order in which they came. Not locked: the relay does that. */
 #pragma once
 
+#include "origin.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -11,7 +13,7 @@ struct tierfs_request {
     struct tierfs_request *next_in_bucket;
     struct tierfs_request *earlier, *later;
     uint64_t unique;
-    int origin;
+    const struct tierfs_origin *origin; /* NULL: nobody waits */
     bool sent;    /* to the engine of now */
     bool was_sent; /* to any engine */
     bool sending; /* a thread is reading the message: whoever is done frees it */
@@ -20,7 +22,7 @@ struct tierfs_request {
     bool interrupted; /* whoever waits for the answer has got a signal */
     bool extra;       /* goes to the engine on the channel: pyfuse3 does not know it */
     uint32_t bytes;
-    char message[];
+    _Alignas(8) char message[]; /* begins with a struct of 8-byte integers */
 };
 
 struct tierfs_pending {
@@ -33,7 +35,8 @@ struct tierfs_pending {
 
 /* A copy of the message, at the end. NULL: no memory. */
 struct tierfs_request *tierfs_pending_add(struct tierfs_pending *pending, uint64_t unique,
-                                          const void *message, size_t bytes, int origin);
+                                          const void *message, size_t bytes,
+                                          const struct tierfs_origin *origin);
 struct tierfs_request *tierfs_pending_find(struct tierfs_pending *pending, uint64_t unique);
 
 /* Take it out; it is freed here unless somebody is sending it. */

@@ -184,12 +184,13 @@ static size_t body_needed(uint32_t opcode)
     }
 }
 
-static void answer_error(int origin, uint64_t unique, int error)
+static void answer_error(const struct tierfs_origin *origin, uint64_t unique, int error)
 {
     struct fuse_out_header header = {.len = sizeof header, .error = -error, .unique = unique};
+    int result = origin != NULL ? tierfs_origin_answer(origin, &header, sizeof header) : 0;
 
-    if (write(origin, &header, sizeof header) < 0 && errno != ENOENT && errno != ENODEV)
-        tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(errno));
+    if (result < 0 && result != -ENOENT && result != -ENODEV)
+        tierfs_warning("an answer was not taken  reason=\"%s\"", strerror(-result));
 }
 
 /* Under the lock. The next engine has to know as well, should this one die. */
@@ -215,7 +216,7 @@ static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *hea
     if (relay->attached && relay->pending.unsent == NULL &&
         send(relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
         return;
-    struct tierfs_request *request = tierfs_pending_add(&relay->pending, header->unique, header, bytes, -1);
+    struct tierfs_request *request = tierfs_pending_add(&relay->pending, header->unique, header, bytes, NULL);
     if (request == NULL) {
         tierfs_warning("no memory for a message to the engine  opcode=%u", header->opcode);
         return;
@@ -247,7 +248,8 @@ static void note_released(struct tierfs_relay *relay, const struct fuse_in_heade
         tierfs_backing_released(relay->links.backing, header->nodeid);
 }
 
-void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes, int origin)
+void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes,
+                          const struct tierfs_origin *origin)
 {
     const struct fuse_in_header *header = message;
 
@@ -363,7 +365,7 @@ static void undo_open(struct tierfs_relay *relay, const struct tierfs_handle *ha
     message.header.nodeid = handle->ino;
     message.release.fh = handle->fh;
     message.release.flags = handle->open_flags;
-    tierfs_relay_request(relay, &message, sizeof message, -1);
+    tierfs_relay_request(relay, &message, sizeof message, NULL);
 }
 
 /* An answer to OPEN, OPENDIR or CREATE: remember the handle, and let it pass through if that can be. */
@@ -417,13 +419,12 @@ static void finish(struct tierfs_relay *relay, struct tierfs_request *request, s
 {
     struct tierfs_handle handle = {0};
     bool opened = false;
-    int origin = request->origin;
+    const struct tierfs_origin *origin = request->origin;
     uint32_t opcode = ((const struct fuse_in_header *)(const void *)request->message)->opcode;
 
     if (opcode == FUSE_OPEN || opcode == FUSE_OPENDIR || opcode == FUSE_CREATE || opcode == FUSE_TMPFILE)
         opened = note_opened(relay, request, header, bytes, &handle);
-    ssize_t written = origin >= 0 ? write(origin, header, bytes) : (ssize_t)bytes;
-    int error = written < 0 ? errno : 0;
+    int error = origin != NULL ? -tierfs_origin_answer(origin, header, bytes) : 0;
     pthread_mutex_lock(&relay->lock);
     relay->answered++;
     tierfs_pending_remove(&relay->pending, request);

@@ -15,6 +15,7 @@
 #include "backing.h"
 #include "channel.h"
 #include "handles.h"
+#include "origin.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -52,8 +53,9 @@ void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel);
 /* The engine takes requests from now on. */
 void tierfs_relay_attach(struct tierfs_relay *relay);
 
-/* One request; a copy is made. origin: the descriptor that it was read from, where the answer goes. */
-void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes, int origin);
+/* One request; a copy is made. origin: where the answer goes; NULL: nowhere. */
+void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes,
+                          const struct tierfs_origin *origin);
 
 /* The engine's answer to a request that went on the channel: body of TIERFS_EXTRA_REPLY. Any thread, one at a time. */
 void tierfs_relay_extra_reply(struct tierfs_relay *relay, uint64_t unique, const void *body, size_t bytes);

@@ -5,13 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const struct tierfs_origin somewhere;
+
 static struct tierfs_request *add(struct tierfs_pending *pending, uint64_t unique)
 {
     char message[32];
 
     memset(message, (int)unique, sizeof message);
-    struct tierfs_request *request = tierfs_pending_add(pending, unique, message, sizeof message, 7);
-    assert(request != NULL && request->unique == unique && request->origin == 7 && request->bytes == 32);
+    struct tierfs_request *request = tierfs_pending_add(pending, unique, message, sizeof message, &somewhere);
+    assert(request != NULL && request->unique == unique && request->origin == &somewhere &&
+           request->bytes == 32);
     assert(memcmp(request->message, message, sizeof message) == 0);
     return request;
 }
