@@ -5,7 +5,7 @@
 #
 # For Debian 12, Ubuntu 24.04 or newer, with root or sudo; nothing else has to be there. Run again, it only
 # does what is missing. Set in the environment:
-#   TIERFS_INSTALL_EXTRAS=test    also what the tests need
+#   TIERFS_INSTALL_EXTRAS=test    what the tests need; without it: report, the plots of tierfs bench and plan
 #   TIERFS_INSTALL_EDITABLE=no    copy the package instead of pointing at this directory
 #   TIERFS_INSTALL_LINKS=no       as root: no links in /usr/local/bin and /sbin
 #   TIERFS_NATIVE=0               without native code; 1: fail if it cannot be built
@@ -13,7 +13,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 root=$(pwd)
-extras=${TIERFS_INSTALL_EXTRAS:-}
+extras=${TIERFS_INSTALL_EXTRAS-report}
 editable=${TIERFS_INSTALL_EDITABLE:-yes}
 
 say() { echo "install: $*" >&2; }

@@ -41,7 +41,8 @@
     ├── StaleContent                 ESTALE     the pinned version of a file is gone from the store
     ├── Interrupted                  EINTR      the caller got a signal while it waited
     ├── ControlError                 EIO        the control channel: no mount, refused, malformed
-    └── MountError                   EIO        mounting, unmounting, mountpoint state
+    ├── MountError                   EIO        mounting, unmounting, mountpoint state
+    └── BenchFailed                  EIO        a measurement could not be made
 
 Only ``fs.ops`` turns an errno into a FUSE answer. A transient store error that outlives its retries is
 raised as it is: the application sees EIO or ETIMEDOUT, never ENOENT.
@@ -222,3 +223,7 @@ class ControlError(TierfsError):
 
 class MountError(TierfsError):
     """Mounting or unmounting cannot go on. The message says why and what to do."""
+
+
+class BenchFailed(TierfsError):
+    """A measurement could not be made. The message says which, and why."""
