@@ -23,6 +23,7 @@ from tierfs.report import (
     print_text,
     render_html,
     render_text,
+    tail,
     write_html,
 )
 from tierfs.report import html as html_module
@@ -159,3 +160,16 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="directory"):
         write_html(Report("r"), target)
     assert [path.name for path in tmp_path.iterdir()] == ["directory"]
+
+
+def test_a_tail_falls_from_one_and_shows_the_rare() -> None:
+    series = tail("t", [(10.0, 1), (1.0, 998), (5.0, 1)])
+    assert list(zip(series.x, series.y, strict=True)) == [
+        (1.0, 1.0),
+        (1.0, 0.002),
+        (5.0, 0.002),
+        (5.0, 0.001),
+        (10.0, 0.001),
+        (10.0, 0.0),
+    ]
+    assert tail("nothing", []).x == []

@@ -7,6 +7,7 @@ reads are worth nothing.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import random
@@ -29,15 +30,21 @@ def aligned_buffer(size_bytes: int) -> memoryview:
     return memoryview(memory)
 
 
-def read_files(paths: Sequence[str], sizes: Sequence[int], *, block_bytes: int = 1024 * 1024) -> Task:
-    """Open, read to the end, close; each in turn. An operation is a file."""
+def read_files(
+    paths: Sequence[str], sizes: Sequence[int], *, block_bytes: int = 1024 * 1024, repeat: bool = False
+) -> Task:
+    """Open, read to the end, close; each in turn. An operation is a file.
+
+    ``repeat``: again and again until time is over.
+    """
 
     def prepare() -> Loop:
         memory = [aligned_buffer(block_bytes)]
 
         def loop(recorder: Recorder) -> None:
             began = time.monotonic_ns()
-            for path, size in zip(paths, sizes, strict=True):
+            pairs = list(zip(paths, sizes, strict=True))
+            for path, size in itertools.cycle(pairs) if repeat else pairs:
                 fd = os.open(path, os.O_RDONLY)
                 total = 0
                 while count := os.readv(fd, memory):
@@ -47,7 +54,7 @@ def read_files(paths: Sequence[str], sizes: Sequence[int], *, block_bytes: int =
                     raise BenchFailed(f"{path}: read {total} of {size} bytes")
                 began = recorder.done(began, total)
                 if began >= recorder.stop_ns:
-                    recorder.cut = True
+                    recorder.cut = not repeat
                     return
 
         return loop
@@ -59,22 +66,40 @@ def read_stream(
     path: str, length: int, *, offset: int = 0, block_bytes: int = 1024 * 1024, way: str = BUFFERED
 ) -> Task:
     """One file, or a part of it, from front to back. An operation is a block."""
+    return _read_parts([(path, offset, length)], block_bytes, way, repeat=False)
 
+
+def read_streams(
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    block_bytes: int = 1024 * 1024,
+    way: str = BUFFERED,
+    repeat: bool = False,
+) -> Task:
+    """Files one after the other, each from front to back; with ``repeat`` until time is over."""
+    parts = [(path, 0, size) for path, size in zip(paths, sizes, strict=True)]
+    return _read_parts(parts, block_bytes, way, repeat=repeat)
+
+
+def _read_parts(parts: Sequence[tuple[str, int, int]], block_bytes: int, way: str, *, repeat: bool) -> Task:
     def prepare() -> Loop:
+        memory = aligned_buffer(block_bytes)
+
         def loop(recorder: Recorder) -> None:
-            with _Reader(path, way, block_bytes) as reader:
-                began = recorder.start_ns
-                position, end = offset, offset + length
-                while position < end:
-                    count = reader.read(position)
-                    count = min(count, end - position)
-                    if count <= 0:
-                        raise BenchFailed(f"{path}: ends at {position} of {end} bytes")
-                    position += count
-                    began = recorder.done(began, count)
-                    if began >= recorder.stop_ns:
-                        recorder.cut = position < end
-                        return
+            began = recorder.start_ns
+            for path, position, length in itertools.cycle(parts) if repeat else parts:
+                end = position + length
+                with _Reader(path, way, memory) as reader:
+                    while position < end:
+                        count = min(reader.read(position), end - position)
+                        if count <= 0:
+                            raise BenchFailed(f"{path}: ends at {position} of {end} bytes")
+                        position += count
+                        began = recorder.done(began, count)
+                        if began >= recorder.stop_ns:
+                            recorder.cut = not repeat
+                            return
 
         return loop
 
@@ -103,7 +128,8 @@ def read_random(
             raise BenchFailed(f"no file holds a block of {block_bytes} bytes")
 
         def loop(recorder: Recorder) -> None:
-            readers = [_Reader(path, way, block_bytes) for path in paths]
+            memory = aligned_buffer(block_bytes)
+            readers = [_Reader(path, way, memory) for path in paths]
             usable = [(reader, count) for reader, count in zip(readers, blocks, strict=True) if count]
             left = -1 if reads is None else reads
             try:
@@ -219,17 +245,14 @@ def _open(path: str) -> None:
 
 
 class _Reader:
-    """One open file, read in blocks at any place."""
+    """One open file, read in blocks of the size of ``memory`` at any place."""
 
-    def __init__(self, path: str, way: str, block_bytes: int) -> None:
+    def __init__(self, path: str, way: str, memory: memoryview) -> None:
         self.path = path
-        self._block_bytes = block_bytes
-        flags = os.O_RDONLY | (os.O_DIRECT if way == DIRECT else 0)
-        self._fd = os.open(path, flags)
-        self._map: mmap.mmap | None = None
-        self._memory = [aligned_buffer(block_bytes)]
-        if way == MMAP:
-            self._map = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
+        self._memory = [memory]
+        self._block_bytes = len(memory)
+        self._fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if way == DIRECT else 0))
+        self._map = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ) if way == MMAP else None
 
     def read(self, offset: int) -> int:
         """The block there, into memory; how many bytes it had."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkProcess
 from multiprocessing.synchronize import Barrier
+from typing import TypeVar
 
 from tierfs.bench.histogram import Histogram
 from tierfs.bench.result import Timeline
@@ -89,6 +90,7 @@ class Recorder:
         return self._slots
 
 
+T = TypeVar("T")
 Loop = Callable[[Recorder], None]
 Task = Callable[[], Loop]
 
@@ -137,7 +139,22 @@ def run_together(
     ``limit_s``: when loops are told to end. ``tick`` is called a few times a second meanwhile. Raises
     BenchFailed with what the first failed process said, and leaves no process behind.
     """
-    if not tasks:
+    return run_groups([tasks], limit_s=limit_s, hang_s=hang_s, tick=tick)[0]
+
+
+def run_groups(
+    groups: Sequence[Sequence[Task]],
+    *,
+    limit_s: float | None = None,
+    hang_s: float = HANG_S,
+    tick: Callable[[], None] | None = None,
+) -> list[Outcome]:
+    """As ``run_together``, all at the same moment, with one outcome per group.
+
+    Their timelines begin at the same moment too.
+    """
+    tasks = [task for group in groups for task in group]
+    if not all(groups) or not tasks:
         raise ValueError("nothing to run")
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(len(tasks))
@@ -166,7 +183,57 @@ def run_together(
     if failures:
         # Who waited for one that failed only says that the barrier broke.
         raise BenchFailed(next((text for text in failures if "BrokenBarrierError" not in text), failures[0]))
-    return _together(reports)
+    first_ns = min(report.start_ns for report in reports)
+    outcomes = []
+    for group in groups:
+        outcomes.append(_together(reports[: len(group)], first_ns))
+        reports = reports[len(group) :]
+    return outcomes
+
+
+def call_in_child(function: Callable[[], T], *, tick: Callable[[], None] | None = None) -> T:
+    """What ``function`` returns, run in a forked process: for what must not be opened in this one.
+
+    Raises BenchFailed with what it raised.
+    """
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(function, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        while not mine.poll(TICK_S):
+            if tick is not None:
+                tick()
+        answer: tuple[T | None, str] = mine.recv()
+        process.join()
+    except EOFError:
+        raise BenchFailed("a process of the measurement died") from None
+    finally:
+        if process.is_alive():
+            process.kill()
+            process.join(5)
+        mine.close()
+    value, failure = answer
+    if failure:
+        raise BenchFailed(failure)
+    return value  # type: ignore[return-value]  # None where T is None
+
+
+def delayed(task: Task, delay_s: float) -> Task:
+    """The same, begun so much later than the others; its own time starts then."""
+
+    def prepare() -> Loop:
+        loop = task()
+
+        def later(recorder: Recorder) -> None:
+            time.sleep(delay_s)
+            recorder.start_ns = time.monotonic_ns()
+            loop(recorder)
+
+        return later
+
+    return prepare
 
 
 def _collect(
@@ -195,8 +262,8 @@ def _collect(
     return [found[number] for number in range(len(connections))]
 
 
-def _together(reports: Sequence[_Report]) -> Outcome:
-    first_ns = min(report.start_ns for report in reports)
+def _together(reports: Sequence[_Report], first_ns: int) -> Outcome:
+    started_ns = min(report.start_ns for report in reports)
     slots: dict[int, int] = {}
     for report in reports:
         shift = (report.start_ns - first_ns) // SLOT_NS
@@ -204,7 +271,7 @@ def _together(reports: Sequence[_Report]) -> Outcome:
             slots[slot + shift] = slots.get(slot + shift, 0) + amount
     total_bytes = sum(report.bytes for report in reports)
     return Outcome(
-        seconds=(max(report.end_ns for report in reports) - first_ns) / 1e9,
+        seconds=(max(report.end_ns for report in reports) - started_ns) / 1e9,
         operations=sum(report.operations for report in reports),
         bytes=total_bytes,
         latency=Histogram.merged(report.latency for report in reports),
@@ -240,25 +307,34 @@ def _child(
             _cpu_s() - before_s, recorder.cut,
         )  # fmt: skip
         report.latency = recorder.histogram()
-    except OSError as error:
+    except BaseException as error:
         barrier.abort()
-        report = _Report(failure=_of_os_error(error))
-    except TierfsError as error:
-        barrier.abort()
-        report = _Report(failure=str(error))
-    except BaseException:
-        barrier.abort()
-        report = _Report(failure=traceback.format_exc())
+        report = _Report(failure=_failure_of(error))
     connection.send(report)
     connection.close()
     os._exit(0)  # no exit handlers of the parent: they are not meant for its copy
 
 
-def _of_os_error(error: OSError) -> str:
-    name = error.filename
-    if name is None:
-        return f"{error.strerror or error}\n{traceback.format_exc()}"
-    return f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: {error.strerror}"
+def _call(function: Callable[[], object], connection: multiprocessing.connection.Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        answer: tuple[object, str] = (function(), "")
+    except BaseException as error:
+        answer = (None, _failure_of(error))
+    connection.send(answer)
+    connection.close()
+    os._exit(0)
+
+
+def _failure_of(error: BaseException) -> str:
+    if isinstance(error, TierfsError):
+        return str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        name = error.filename
+        where = os.fsdecode(name) if isinstance(name, str | bytes) else "" if name is None else str(name)
+        return f"{where}: {error.strerror}" if where else error.strerror
+    return traceback.format_exc()
 
 
 def _cpu_s() -> float:

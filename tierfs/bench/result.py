@@ -68,11 +68,12 @@ class Measurement(msgspec.Struct, kw_only=True):
 
 
 class Skipped(msgspec.Struct, kw_only=True):
-    """What was not measured, and why. ``variant`` empty: the whole load."""
+    """What was not measured, and why. ``variant`` empty: the whole load. ``failed``: it was tried."""
 
     workload: str
     reason: str
     variant: str = ""
+    failed: bool = False
 
 
 class Machine(msgspec.Struct, kw_only=True):

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from tierfs import __version__
 from tierfs.cli import (
+    bench,
     doctor,
     evict,
     exit_codes,
@@ -64,6 +65,7 @@ app.command("unpin")(unpin.command)
 app.command("evict")(evict.command)
 app.command("upgrade")(upgrade.command)
 app.add_typer(meta.app, name="meta")
+app.command("bench")(bench.command)
 app.command("doctor")(doctor.command)
 app.command("version")(version.command)
 

@@ -42,11 +42,7 @@ def find(path: str | None) -> Found:
     deadline = time.monotonic() + NEXT_ENGINE_TIMEOUT_S
     try:
         found = registry.find(path)
-        while (
-            found.record is not None
-            and found.record.is_between_engines()
-            and time.monotonic() < deadline
-        ):
+        while found.record is not None and found.record.is_between_engines() and time.monotonic() < deadline:
             time.sleep(POLL_S)
             found = registry.find(path)
         return found

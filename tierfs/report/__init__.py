@@ -33,6 +33,7 @@ from tierfs.report.model import (
     Series,
     Table,
     cdf,
+    tail,
 )
 from tierfs.report.plots import why_no_plots
 from tierfs.report.text import print_text, render_text
@@ -51,6 +52,7 @@ __all__ = [
     "print_text",
     "render_html",
     "render_text",
+    "tail",
     "why_no_plots",
     "write_html",
 ]

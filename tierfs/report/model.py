@@ -141,3 +141,18 @@ def cdf(name: str, pairs: Iterable[tuple[float, float]]) -> Series:
         xs.append(value)
         ys.append(seen / total)
     return Series(name, xs, ys, style="steps")
+
+
+def tail(name: str, pairs: Iterable[tuple[float, float]]) -> Series:
+    """The same upside down, for a log axis on which 0.001 is p99.9: y is the share that is at least x."""
+    ordered = sorted(pairs)
+    left = total = sum(count for _, count in ordered)
+    xs: list[float] = []
+    ys: list[float] = []
+    for value, count in ordered:
+        # Both ends of the step: drawn as a plain line, whichever way steps go elsewhere.
+        xs += [value, value]
+        ys.append(left / total)
+        left -= count
+        ys.append(max(left, 0.0) / total)
+    return Series(name, xs, ys)
