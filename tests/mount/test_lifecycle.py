@@ -277,8 +277,9 @@ def test_systemd_is_told_when_ready(mount_factory: MountFactory, base_dir: Path)
             said = channel.recv(4096).decode()
 
 
-def test_read_only_mount(mount_factory: MountFactory) -> None:
-    mounted = mount_factory.prepare(options=("--read-only",))
+@pytest.mark.parametrize("open_mode", ["ask", "none"])
+def test_read_only_mount(mount_factory: MountFactory, open_mode: str) -> None:
+    mounted = mount_factory.prepare(options=("--read-only", "--open-mode", open_mode))
     (mounted.store_dir / "f").write_bytes(b"1")
     mounted.start()
     assert (mounted.path / "f").read_bytes() == b"1"

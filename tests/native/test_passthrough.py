@@ -397,9 +397,10 @@ def test_small_files_are_packed_and_not_passed_through(mounted: Mounted) -> None
         ((), (), False),
         (("ram:64M",), (), False),
         (("ram:64M",), ("--read-only",), True),
+        (None, ("--read-only", "--open-mode", "none"), False),
         (("ram:64M", "DISK"), (), False),
     ],
-    ids=["read-only", "no tier", "ram tier", "ram tier, read-only", "two tiers"],
+    ids=["read-only", "no tier", "ram tier", "ram tier, read-only", "opens not asked for", "two tiers"],
 )
 def test_other_mounts(
     native_mounts: MountFactory, tiers: tuple[str, ...] | None, options: tuple[str, ...], passes: bool

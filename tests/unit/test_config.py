@@ -150,7 +150,7 @@ def test_what_a_higher_layer_overrides_is_not_even_parsed() -> None:
 def test_every_setting_can_be_given_in_a_file_and_in_the_environment(tmp_path: Path) -> None:
     texts = {
         "source": "s3://other/p", "mountpoint": "/mnt/other", "state_dir": "/state", "front": "python",
-        "read_only": "yes", "ttl": "1m", "negative_ttl": "2s", "write_through": "true", "fsync": "remote",
+        "read_only": "yes", "open_mode": "none", "ttl": "1m", "negative_ttl": "2s", "write_through": "true", "fsync": "remote",
         "endpoint_url": "http://localhost:9000", "region": "r", "profile": "p", "allow_other": "no",
         "uid": "7", "gid": "8", "umask": "027", "log_level": "debug", "metrics": "9100",
         "memory_budget": "256M", "fetch_concurrency": "3", "upload_concurrency": "4", "upload_delay": "0",
@@ -183,6 +183,7 @@ def test_every_setting_can_be_given_in_a_file_and_in_the_environment(tmp_path: P
         ("ttl = ", ["TOML"]),
         ('front = "rust"', ["front", "auto, native, python"]),
         ('memory_budget = "1M"', ["memory_budget", "32M"]),
+        ('open_mode = "none"', ["open_mode", "--read-only"]),
         ('endpoint_url = "localhost:9000"', ["endpoint_url"]),
         ('endpoint_url = "http://me:pw@host"', ["endpoint_url"]),
     ],

@@ -95,6 +95,15 @@ def command(
         bool | None,
         _option(_ACCESS, "Refuse all changes.", "--read-only/--read-write"),
     ] = None,
+    open_mode: Annotated[
+        str | None,
+        _option(
+            _ACCESS,
+            "Read-only: whether opens are asked for; auto.",
+            "--open-mode",
+            metavar="auto|ask|none",
+        ),
+    ] = None,
     allow_other: Annotated[
         bool | None,
         _option(
@@ -178,6 +187,7 @@ def command(
         "endpoint_url": endpoint_url, "region": region, "profile": profile,
         "fetch_concurrency": fetch_concurrency, "upload_concurrency": upload_concurrency,
         "part_size": part_size, "store_timeout": store_timeout, "read_only": read_only,
+        "open_mode": open_mode,
         "allow_other": allow_other, "uid": uid, "gid": gid, "umask": umask, "ttl": ttl,
         "negative_ttl": negative_ttl, "write_through": write_through, "fsync": fsync,
         "upload_delay": upload_delay, "front": front, "log_level": log_level, "metrics": metrics,

@@ -29,6 +29,8 @@ def _front_counts(front: FrontStatus) -> str:
         passthrough = f"no passthrough ({os.strerror(front.passthrough_errno)})"
     else:
         passthrough = f"{front.passthrough_opens} opens passed through"
+    if front.no_open:
+        passthrough += "; files are opened without asking"
     restarts = max(front.engine_starts - 1, 0)
     return (
         f"pid {front.pid}, engine restarted {restarts} {'time' if restarts == 1 else 'times'}; "

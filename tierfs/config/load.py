@@ -161,6 +161,8 @@ def _check(settings: Settings) -> None:
     """What no single value shows to be wrong."""
     if settings.memory_budget_bytes < MIN_MEMORY_BUDGET_BYTES:
         raise ConfigError(f"memory_budget: {settings.memory_budget_bytes} bytes are too few; 32M at least")
+    if settings.open_mode == "none" and not settings.read_only:
+        raise ConfigError("open_mode: none is for mounts that are read-only; add --read-only")
     if settings.mountpoint == "/":
         raise ConfigError("mountpoint: / cannot be covered")
     ours = [("state_dir", settings.state_dir)]

@@ -31,6 +31,7 @@ OPTIONS: dict[str, Option] = {
     "state_dir": Option("state_dir", values.text),
     "front": Option("front", values.one_of("auto", "native", "python")),
     "read_only": Option("read_only", values.switch, is_switch=True),
+    "open_mode": Option("open_mode", values.one_of("auto", "ask", "none")),
     "ttl": Option("ttl_s", values.duration_s),
     "negative_ttl": Option("negative_ttl_s", values.duration_s),
     "write_through": Option("write_through", values.switch, is_switch=True),

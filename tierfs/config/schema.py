@@ -31,6 +31,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierSetting, ...] = ()
     front: str = "auto"
     read_only: bool = False
+    open_mode: str = "auto"
+    """Of a read-only mount: whether the kernel asks for each open (``ask``), never (``none``), or until many
+    small files were opened and no large one (``auto``)."""
     ttl_s: float = 60.0
     negative_ttl_s: float = 1.0
     write_through: bool = False

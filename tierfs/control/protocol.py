@@ -98,6 +98,7 @@ class FrontStatus(msgspec.Struct, kw_only=True):
     ``engine_starts``: 1 unless an engine died and was replaced under the mount. The native front counts
     requests: ``answered`` by itself, ``relayed`` to the engine, ``repeated`` for a later engine. Opens that
     pass through to a tier's file: ``passthrough_opens``; ``passthrough_errno``: why the kernel refuses that.
+    ``no_open``: the kernel opens files without asking (a read-only mount, see ``open_mode``).
     """
 
     kind: str
@@ -110,6 +111,7 @@ class FrontStatus(msgspec.Struct, kw_only=True):
     passthrough_opens: int = 0
     opened_here: int = 0
     passthrough_errno: int = 0
+    no_open: bool = False
 
 
 class TierStatus(msgspec.Struct, kw_only=True):

@@ -1,12 +1,14 @@
 """What a listing of the bucket changed under the kernel's eyes.
 
 ``refresher`` reports names that mean something else now, or nothing. The kernel is told, and the inode
-behind the old name goes: at once if nobody has it open, else when its last user leaves.
+behind the old name goes: at once if nobody has it open, else when its last user leaves. With a native front
+files are open that are not open here; there the inode, and what the tiers have of it, stays until the kernel
+forgets it, or (the kernel may never have heard of it) until the next mount.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
@@ -30,6 +32,8 @@ class RemoteChanges:
         self._contents = contents
         self._kernel = kernel
         self._gone: set[int] = set()
+        self.keep: Callable[[int], bool] = lambda ino: False
+        """(inode without a name): whether it stays, since somebody may read it whom the engine does not know."""
         self._wake = trio.Event()
 
     def report(self, changes: Sequence[Invalidation]) -> None:
@@ -60,6 +64,8 @@ class RemoteChanges:
             except NotFound:
                 return
         if inode.nlink and not inode.is_dir:
+            return
+        if inode.is_regular and self.keep(ino):
             return
         await self._contents.drop_unlinked(inode)
         if self._contents.peek(ino) is None:

@@ -21,6 +21,8 @@ from tierfs.writeback.publisher import Publisher
 
 SECTOR_BYTES = 512
 DIRECTORY_SECTORS = 8
+MAX_ORPHANS = 100_000
+"""Inodes that lost their name in the bucket, of which the kernel may not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,13 @@ class Services:
     front."""
     orphans: set[int] = field(default_factory=set)
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
+
+    def keep_orphan(self, ino: int) -> bool:
+        """Whether an inode without a name waits for the kernel to forget it: a native front may have it open."""
+        if self.lend is None or len(self.orphans) >= MAX_ORPHANS:
+            return False
+        self.orphans.add(ino)
+        return True
 
     def is_read(self, ino: int) -> bool:
         """Whether somebody may still need the object of an inode that has no name any more."""

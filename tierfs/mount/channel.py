@@ -24,8 +24,8 @@ MAX_BYTES = 65536
 _HEADER = struct.Struct("<HHIQ")
 _HELLO = struct.Struct("<II")
 _HANDLE = struct.Struct("<QQIIII")
-_VIEW_SETTINGS = struct.Struct("<QQIIIIII")
-_COUNTS = struct.Struct("<QQQQQQQII")
+_VIEW_SETTINGS = struct.Struct("<QQIIIIIIII")
+_COUNTS = struct.Struct("<QQQQQQQIIIIII")
 _ERROR = struct.Struct("<i")
 
 
@@ -55,6 +55,9 @@ class Kind(enum.IntEnum):
 
 
 HELLO_REATTACHED = 1
+HELLO_UNTOLD = 2
+OPEN_MODES = ("ask", "auto", "none")
+"""In the order of ``enum tierfs_open_mode``."""
 HANDLE_DIRECTORY = 1
 HANDLE_PASSTHROUGH = 2
 HANDLE_FRONT = 4
@@ -96,6 +99,13 @@ class FrontCounts:
     passthrough_errno: int
     """Why the kernel refuses passthrough; 0: it does not."""
     pending: int
+    no_open: int
+    """1: the kernel opens files without asking."""
+    ring: int
+    """1: requests come through io_uring."""
+    ring_errno: int
+    """Why they do not, if they should; 0: it was not tried, or it works."""
+    ring_depth: int
 
 
 class Channel:
@@ -159,7 +169,8 @@ def unpack_handles(body: bytes) -> Iterator[OpenHandle]:
 
 
 def unpack_counts(body: bytes) -> FrontCounts:
-    return FrontCounts(*_COUNTS.unpack(body))
+    # A front that is older than this engine counts less.
+    return FrontCounts(*_COUNTS.unpack(body[: _COUNTS.size].ljust(_COUNTS.size, b"\0")))
 
 
 def pack_extra_reply(error: int, body: bytes) -> bytes:
@@ -177,8 +188,18 @@ def pack_view_settings(
     dir_mode: int,
     read_only: bool,
     answers: bool,
+    open_mode: str,
 ) -> bytes:
     """``answers`` False: the front hands every request on."""
     return _VIEW_SETTINGS.pack(
-        ttl_ns, negative_ttl_ns, uid, gid, file_mode, dir_mode, int(read_only), int(answers)
+        ttl_ns,
+        negative_ttl_ns,
+        uid,
+        gid,
+        file_mode,
+        dir_mode,
+        int(read_only),
+        int(answers),
+        OPEN_MODES.index(open_mode),
+        0,
     )

@@ -98,7 +98,7 @@ class Engine:
         open_handles = front.open_handles
         async with AsyncExitStack() as stack:
             parts = await open_parts(self._settings, stack, is_reattached=front.is_reattached)
-            resumed = await recover(parts, open_handles)
+            resumed = await recover(parts, open_handles, opens_untold=front.opens_untold)
             await restore_handles(parts, open_handles)
             if isinstance(front, NativeFront):
                 parts.services.handles.number_from(front.engine_starts)

@@ -69,6 +69,7 @@ class PythonFront:
     kind = "python"
     open_handles: Sequence[OpenHandle] = ()
     is_reattached = False
+    opens_untold = False
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -149,12 +150,15 @@ class NativeFront:
         self._gone = trio.Event()
         self._answers: dict[int, list[trio.MemorySendChannel[channel.Message]]] = {}
         self._initialised = False
+        self._open_mode = "ask"
         self.extra: ExtraRequests | None = None
         """Takes what pyfuse3 does not know. Set before ``mount``."""
         self.on_touched: Callable[[Sequence[int]], None] = lambda inos: None
         """Called with inodes that the front has read without asking."""
         self.open_handles: list[OpenHandle] = []
         self.is_reattached = False
+        self.opens_untold = False
+        """Files may be open that are not in ``open_handles``."""
         self.why = "the native front holds the mount"
         self.pid = 0
         self.engine_starts = 0
@@ -168,6 +172,7 @@ class NativeFront:
             if message.kind == Kind.HELLO:
                 self.pid, self.engine_starts = channel.unpack_hello(message.body)
                 self.is_reattached = bool(message.value & channel.HELLO_REATTACHED)
+                self.opens_untold = bool(message.value & channel.HELLO_UNTOLD)
             elif message.kind == Kind.HANDLES:
                 self.open_handles += channel.unpack_handles(message.body)
             elif message.kind == Kind.HELLO_END:
@@ -210,6 +215,7 @@ class NativeFront:
         except RuntimeError as error:
             raise MountError(f"pyfuse3 does not take the front's socket ({error})") from None
         self._initialised = True
+        self._open_mode = settings.open_mode if settings.read_only else "ask"
         self._channel.send(Kind.VIEW, body=_view_settings(settings, tiers))
         if self.is_reattached:
             self._channel.send(Kind.ATTACH)
@@ -237,6 +243,10 @@ class NativeFront:
         release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
         if release < PASSTHROUGH_KERNEL:
             return "no (it needs Linux {}.{} or newer)".format(*PASSTHROUGH_KERNEL)
+        if self._open_mode == "none":
+            return "no (files are opened without asking: --open-mode none)"
+        if self._open_mode == "auto":
+            return "yes, for files that are complete in a tier, until many small ones are read (--open-mode)"
         return "yes, for files that are complete in a tier"
 
     @property
@@ -290,6 +300,7 @@ def _view_settings(settings: Settings, tiers: Sequence[Tier]) -> bytes:
             dir_mode=settings.dir_mode,
             read_only=settings.read_only,
             answers=True,
+            open_mode=settings.open_mode,
         )
         + roots
     )

@@ -118,6 +118,7 @@ class Handlers:
             status.passthrough_opens = counts.passthrough_opens
             status.opened_here = counts.opened_here
             status.passthrough_errno = counts.passthrough_errno
+            status.no_open = bool(counts.no_open)
         return status
 
     def _backlog(self) -> p.Backlog:

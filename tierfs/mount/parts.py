@@ -197,6 +197,7 @@ async def open_parts(
         store_space=_space_of(settings),
     )
     deletions.is_read, parking.is_read = services.is_read, services.is_read_from_store
+    remote.keep = services.keep_orphan
     return Parts(
         settings=settings,
         metrics=metrics,

@@ -33,13 +33,18 @@ log = structlog.get_logger(__name__)
 BATCH = 1000
 
 
-async def recover(parts: Parts, open_handles: Sequence[OpenHandle] = ()) -> dict[str, int]:
+async def recover(
+    parts: Parts, open_handles: Sequence[OpenHandle] = (), *, opens_untold: bool = False
+) -> dict[str, int]:
     """Returns what is resumed: ``files`` and ``bytes`` that are still to be published.
 
     ``open_handles``: what applications have open since an earlier engine; those inodes live on also without a
-    name.
+    name. ``opens_untold``: others may be open as well; what has no name lives until the kernel forgets it.
     """
-    kept = await _reap_orphans(parts, {handle.ino for handle in open_handles})
+    if opens_untold:
+        kept = _keep_orphans(parts)
+    else:
+        kept = await _reap_orphans(parts, {handle.ino for handle in open_handles})
     staged = {content.content_id: content for content in parts.cache.dirty_contents()}
     named = kept | await _reconcile_sizes(parts, staged)
     for content_id in staged.keys() - named:
@@ -87,6 +92,17 @@ def _nameless(parts: Parts, ino: int) -> set[int]:
     with parts.db.read() as txn:
         inode = records.find_inode(txn, ino)
     return {ino} if inode is not None and not inode.nlink else set()
+
+
+def _keep_orphans(parts: Parts) -> set[ContentId]:
+    kept: set[ContentId] = set()
+    after = 0
+    with parts.db.read() as txn:
+        while orphans := tree.orphans(txn, after):
+            after = orphans[-1]
+            kept |= {tree.get(txn, ino).content_id for ino in orphans}
+            parts.services.orphans.update(orphans)
+    return kept
 
 
 async def _reap_orphans(parts: Parts, open_inos: set[int]) -> set[ContentId]:

@@ -29,6 +29,7 @@ struct tierfs_backing {
     pthread_mutex_t lock;
     int device;
     int refusal;
+    bool stopped; /* opens are not asked for any more */
     uint64_t opens;
     uint64_t here; /* opens that the front answered, and that are not over */
     struct inode_state *buckets[BUCKETS];
@@ -108,13 +109,15 @@ static void drop_if_unused(struct tierfs_backing *backing, uint64_t ino)
     free(state);
 }
 
-bool tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, bool writes)
+int tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, bool writes)
 {
-    bool passed = false;
+    int passed = 0;
 
     pthread_mutex_lock(&backing->lock);
-    struct inode_state *state = get(backing, ino);
-    if (state != NULL) {
+    struct inode_state *state = backing->stopped ? NULL : get(backing, ino);
+    if (backing->stopped) {
+        passed = -ENOSYS;
+    } else if (state != NULL) {
         state->opening++;
         state->opening_writers += writes ? 1u : 0u;
         passed = state->passed != 0;
@@ -213,7 +216,7 @@ bool tierfs_backing_open_here(struct tierfs_backing *backing, uint64_t ino)
     bool opened = false;
 
     pthread_mutex_lock(&backing->lock);
-    struct inode_state *state = get(backing, ino);
+    struct inode_state *state = backing->stopped ? NULL : get(backing, ino);
     if (state != NULL && state->passed == 0) {
         state->cached++;
         state->here++;
@@ -285,6 +288,35 @@ void tierfs_backing_released(struct tierfs_backing *backing, uint64_t ino)
         drop_if_unused(backing, ino);
     }
     pthread_mutex_unlock(&backing->lock);
+}
+
+/* Under the lock. Every open that there is was answered by the front itself, which keeps nothing for it. */
+static bool has_only_own_opens(const struct tierfs_backing *backing)
+{
+    for (uint32_t i = 0; i < BUCKETS; i++)
+        for (const struct inode_state *state = backing->buckets[i]; state != NULL; state = state->next)
+            if (state->opening != 0 || state->passed != 0 || state->cached != state->here)
+                return false;
+    return true;
+}
+
+bool tierfs_backing_stop_opens(struct tierfs_backing *backing)
+{
+    pthread_mutex_lock(&backing->lock);
+    if (!backing->stopped && has_only_own_opens(backing)) {
+        backing->stopped = true;
+        backing->here = 0;
+        for (uint32_t i = 0; i < BUCKETS; i++)
+            for (struct inode_state *state; (state = backing->buckets[i]) != NULL;) {
+                backing->buckets[i] = state->next;
+                if (state->lent >= 0)
+                    close(state->lent);
+                free(state);
+            }
+    }
+    bool stopped = backing->stopped;
+    pthread_mutex_unlock(&backing->lock);
+    return stopped;
 }
 
 uint64_t tierfs_backing_opens(struct tierfs_backing *backing, int *refusal)

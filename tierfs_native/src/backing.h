@@ -21,8 +21,11 @@ int tierfs_backing_create(struct tierfs_backing **backing);
 void tierfs_backing_destroy(struct tierfs_backing *backing);
 void tierfs_backing_set_device(struct tierfs_backing *backing, int device);
 
-/* An open of ino is about to be relayed. True: the inode is passed through, so this open will be as well. */
-bool tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, bool writes);
+/*
+ * An open of ino is about to be relayed. 1: the inode is passed through, so this open will be as well. 0: it is not.
+ * -ENOSYS: opens are not asked for any more.
+ */
+int tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, bool writes);
 
 /* The engine has lent a file with all bytes of ino, for the next open that may pass through. Takes the descriptor. */
 void tierfs_backing_lend(struct tierfs_backing *backing, uint64_t ino, int descriptor);
@@ -40,8 +43,8 @@ void tierfs_backing_open_failed(struct tierfs_backing *backing, uint64_t ino, bo
 void tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino);
 
 /*
- * An open that the front answers by itself, through the page cache. False: the inode is passed through, so that the
- * engine has to answer. Its end: tierfs_backing_released_here.
+ * An open that the front answers by itself, through the page cache. False: the inode is passed through, or opens are
+ * not asked for any more; then it goes on to tierfs_backing_open_begins. Its end: tierfs_backing_released_here.
  */
 bool tierfs_backing_open_here(struct tierfs_backing *backing, uint64_t ino);
 void tierfs_backing_released_here(struct tierfs_backing *backing, uint64_t ino);
@@ -54,6 +57,13 @@ int tierfs_backing_list_here(struct tierfs_backing *backing, uint64_t **inos, si
 
 /* One open of ino is over. */
 void tierfs_backing_released(struct tierfs_backing *backing, uint64_t ino);
+
+/*
+ * From now on opens are not asked for, and nothing is passed through; of what is open the kernel will not tell the
+ * end. False, and nothing has changed: an inode is passed through or opened by the engine at the moment, or about to
+ * be.
+ */
+bool tierfs_backing_stop_opens(struct tierfs_backing *backing);
 
 /* Opens that passed through, and the errno with which the kernel refuses to (0: it does not). */
 uint64_t tierfs_backing_opens(struct tierfs_backing *backing, int *refusal);

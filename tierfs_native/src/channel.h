@@ -38,6 +38,7 @@ enum tierfs_message {
 };
 
 #define TIERFS_HELLO_REATTACHED 1u /* the mount is there; an earlier engine has served it */
+#define TIERFS_HELLO_UNTOLD 2u /* files may be open that are not among the handles (see noopen.h) */
 
 struct tierfs_channel_header {
     uint16_t version;
@@ -74,6 +75,8 @@ struct tierfs_view_settings {
     uint32_t dir_mode;
     uint32_t read_only;
     uint32_t answers; /* 0: every request goes to the engine */
+    uint32_t open_mode; /* enum tierfs_open_mode; of a mount that is read-only */
+    uint32_t transport; /* enum tierfs_transport */
 };
 
 struct tierfs_counts {
@@ -86,13 +89,17 @@ struct tierfs_counts {
     uint64_t opened_here; /* files that are open now, and that no engine knows to be */
     uint32_t passthrough_errno; /* why the kernel refuses passthrough; 0: it does not */
     uint32_t pending;
+    uint32_t no_open; /* 1: no-open mode has begun */
+    uint32_t ring; /* requests come 0: through /dev/fuse; 1: through io_uring */
+    uint32_t ring_errno; /* why not through io_uring, if they should; 0: it was not tried, or it works */
+    uint32_t ring_depth; /* requests that one queue takes at a time */
 };
 
 _Static_assert(sizeof(struct tierfs_channel_header) == 16, "channel header");
 _Static_assert(sizeof(struct tierfs_hello) == 8, "hello");
 _Static_assert(sizeof(struct tierfs_handle) == 32, "handle");
-_Static_assert(sizeof(struct tierfs_view_settings) == 40, "view settings");
-_Static_assert(sizeof(struct tierfs_counts) == 64, "counts");
+_Static_assert(sizeof(struct tierfs_view_settings) == 48, "view settings");
+_Static_assert(sizeof(struct tierfs_counts) == 80, "counts");
 
 struct tierfs_packet {
     struct tierfs_channel_header header;

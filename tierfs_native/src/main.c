@@ -15,6 +15,7 @@
 #include "engine.h"
 #include "handles.h"
 #include "log.h"
+#include "noopen.h"
 #include "reading.h"
 #include "relay.h"
 #include "small.h"
@@ -45,6 +46,7 @@
 #define EXIT_FAILED 1
 #define TIERFS_EXIT_UPGRADE 75 /* an engine that made room for a newer one */
 #define TOUCHED_MS 500
+#define NOOPEN_READ_AHEAD_KIB 1024u
 
 struct queued_packet {
     struct queued_packet *next;
@@ -76,6 +78,7 @@ struct front {
     struct tierfs_reader *readers[MAX_WORKERS]; /* each of one worker */
     struct tierfs_reading *reading;
     struct tierfs_small *small; /* NULL: the engine opens and reads all files */
+    struct tierfs_noopen *noopen; /* NULL: things are written through this mount, or the engine answers all */
     atomic_uint_fast64_t answered;
     /* The channel is read by this thread, and by the one that gets the engine's answers. */
     pthread_mutex_t channel_lock;
@@ -152,7 +155,12 @@ static long answer_request(struct front *front, unsigned worker, void *message, 
     if (answers != NULL) {
         if (front->readers[worker] == NULL && tierfs_reader_open(front->view, &front->readers[worker]) < 0)
             front->readers[worker] = NULL;
-        if (front->readers[worker] != NULL)
+        if (front->noopen != NULL)
+            result = tierfs_noopen_answer(front->noopen, front->readers[worker], header,
+                                          (struct fuse_in_header *)message + 1, bytes - sizeof *header);
+        if (result == TIERFS_NOT_NOOPEN)
+            result = TIERFS_RELAY;
+        if (result == TIERFS_RELAY && front->readers[worker] != NULL)
             result = answer_from_view(front, answers, worker, header, bytes - sizeof *header, out, capacity);
     }
     if (result == TIERFS_RELAY) {
@@ -308,6 +316,31 @@ static void make_small(struct front *front, const struct tierfs_packet *packet, 
         tierfs_small_on_miss(front->small, tell_touched, front);
 }
 
+/* The kernel cuts what is read in order into pieces of this size: for a copy they should be large. Any thread. */
+static void read_in_large_pieces(void *context)
+{
+    struct front *front = context;
+    int result = tierfs_device_set_read_ahead(front->device, NOOPEN_READ_AHEAD_KIB);
+
+    tierfs_info("from now on the kernel opens files without asking");
+    if (result < 0)
+        tierfs_warning("the kernel's read-ahead stays small  reason=\"%s\"", strerror(-result));
+}
+
+static void make_noopen(struct front *front, const struct tierfs_view_settings *said)
+{
+    int result;
+
+    if (said->read_only == 0)
+        return;
+    result = tierfs_noopen_create((enum tierfs_open_mode)said->open_mode, front->backing, &front->noopen);
+    if (result < 0)
+        tierfs_warning("every open is answered  reason=\"%s\"", strerror(-result));
+    else
+        tierfs_noopen_on_begin(front->noopen, read_in_large_pieces, front);
+    tierfs_relay_truncates_apart(front->relay);
+}
+
 /* From here on names are looked up without the engine, if it says so. */
 static void make_view(struct front *front, const struct tierfs_packet *packet)
 {
@@ -340,6 +373,7 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
     }
     tierfs_relay_lists_plainly(front->relay);
     make_small(front, packet, sizeof said);
+    make_noopen(front, &said);
     atomic_store_explicit(&front->answers, answers, memory_order_release);
 }
 
@@ -351,6 +385,7 @@ static void tell_counts(struct front *front)
     counts.passthrough_opens = tierfs_backing_opens(front->backing, &refusal);
     counts.passthrough_errno = (uint32_t)refusal;
     counts.opened_here = tierfs_backing_count_here(front->backing);
+    counts.no_open = front->noopen != NULL && tierfs_noopen_has_begun(front->noopen);
     tierfs_relay_counts(front->relay, &counts);
     tell_engine(front, TIERFS_COUNTS, 0, &counts, sizeof counts);
 }
@@ -430,7 +465,10 @@ static int tell_handles(struct front *front)
 
     if (result < 0)
         return result;
-    tell_engine(front, TIERFS_HELLO, front->mounted ? TIERFS_HELLO_REATTACHED : 0, &hello, sizeof hello);
+    uint64_t said = front->mounted ? TIERFS_HELLO_REATTACHED : 0;
+    if (front->noopen != NULL && tierfs_noopen_has_begun(front->noopen))
+        said |= TIERFS_HELLO_UNTOLD;
+    tell_engine(front, TIERFS_HELLO, said, &hello, sizeof hello);
     for (size_t i = 0; i < count; i += TIERFS_HANDLES_PER_MESSAGE) {
         size_t some = count - i < TIERFS_HANDLES_PER_MESSAGE ? count - i : TIERFS_HANDLES_PER_MESSAGE;
         tell_engine(front, TIERFS_HANDLES, 0, handles + i, some * sizeof *handles);

@@ -36,6 +36,7 @@ struct tierfs_relay {
     bool attached;   /* it takes requests */
     bool initialised; /* the kernel has its answer to INIT */
     bool lists_plainly;
+    bool truncates_apart;
     bool replaying;  /* an INIT was sent again; its answer is to be swallowed */
     uint32_t last_token;
     char init[sizeof(struct fuse_in_header) + sizeof(struct fuse_init_in)];
@@ -230,13 +231,19 @@ static bool opens_to_write(uint32_t flags)
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0;
 }
 
-static void prepare_open(struct tierfs_relay *relay, struct tierfs_request *request, uint64_t ino)
+static int begin_open(struct tierfs_relay *relay, const struct fuse_in_header *header)
+{
+    const struct fuse_open_in *open = (const void *)(header + 1);
+
+    return tierfs_backing_open_begins(relay->links.backing, header->nodeid, opens_to_write(open->flags));
+}
+
+static void mark_open(struct tierfs_request *request, bool is_passed)
 {
     struct fuse_open_in *open = (void *)(request->message + sizeof(struct fuse_in_header));
-    bool writes = opens_to_write(open->flags);
 
     open->flags &= ~TIERFS_OPEN_PASSED;
-    if (tierfs_backing_open_begins(relay->links.backing, ino, writes))
+    if (is_passed)
         open->flags |= TIERFS_OPEN_PASSED;
 }
 
@@ -263,6 +270,11 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
     }
     if (header->opcode == FUSE_RELEASE || header->opcode == FUSE_RELEASEDIR)
         note_released(relay, header);
+    int passed = header->opcode == FUSE_OPEN ? begin_open(relay, header) : 0;
+    if (passed < 0) {
+        answer_error(origin, header->unique, -passed);
+        return;
+    }
     pthread_mutex_lock(&relay->lock);
     relay->relayed++;
     if (has_no_answer(header->opcode)) {
@@ -279,6 +291,9 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
         tierfs_pending_add(&relay->pending, header->unique, message, bytes, origin);
     if (request == NULL) {
         pthread_mutex_unlock(&relay->lock);
+        if (header->opcode == FUSE_OPEN)
+            tierfs_backing_open_failed(relay->links.backing, header->nodeid,
+                                       opens_to_write(((const struct fuse_open_in *)(header + 1))->flags));
         answer_error(origin, header->unique, ENOMEM);
         return;
     }
@@ -290,7 +305,7 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
         copy->pid = relay->last_token;
     }
     if (header->opcode == FUSE_OPEN)
-        prepare_open(relay, request, header->nodeid);
+        mark_open(request, passed > 0);
     if (header->opcode == FUSE_INIT) {
         memcpy(relay->init, message, sizeof relay->init);
         relay->init_bytes = sizeof relay->init;
@@ -344,6 +359,8 @@ static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *heade
         granted->max_stack_depth = 1;
     }
     cap_messages(relay, granted);
+    if (relay->truncates_apart)
+        granted->flags &= ~(uint32_t)FUSE_ATOMIC_O_TRUNC;
     granted->flags |= (uint32_t)(added & UINT32_MAX);
     granted->flags2 |= (uint32_t)(added >> 32);
     tierfs_info("the kernel is answered  minor=%u max_write=%u max_pages=%u passthrough=%d", granted->minor,
@@ -637,6 +654,13 @@ void tierfs_relay_lists_plainly(struct tierfs_relay *relay)
 {
     pthread_mutex_lock(&relay->lock);
     relay->lists_plainly = true;
+    pthread_mutex_unlock(&relay->lock);
+}
+
+void tierfs_relay_truncates_apart(struct tierfs_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->truncates_apart = true;
     pthread_mutex_unlock(&relay->lock);
 }
 

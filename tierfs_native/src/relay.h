@@ -45,6 +45,12 @@ void tierfs_relay_set_device(struct tierfs_relay *relay, int device);
 void tierfs_relay_lists_plainly(struct tierfs_relay *relay);
 
 /*
+ * An open that truncates comes here in two parts. Where opens are not asked for, the kernel would believe to have
+ * truncated a file that nobody may change. Before INIT.
+ */
+void tierfs_relay_truncates_apart(struct tierfs_relay *relay);
+
+/*
  * A new engine, which takes no requests yet. The relay closes the socket; of the channel, on which requests go that
  * pyfuse3 does not know, it makes a descriptor of its own.
  */

@@ -193,6 +193,39 @@ static void test_refusal(struct tierfs_backing *backing)
     tierfs_backing_released(backing, INO);
 }
 
+/* Opens end only while none is there but the front's own; those are forgotten then. */
+static void test_no_more_opens(int before)
+{
+    struct tierfs_backing *backing;
+    ino_t inode;
+
+    assert(tierfs_backing_create(&backing) == 0);
+    tierfs_backing_set_device(backing, DEVICE);
+    assert(tierfs_backing_open_here(backing, INO) && tierfs_backing_open_here(backing, INO + 1));
+    assert(tierfs_backing_open_begins(backing, INO, false) == 0);
+    assert(!tierfs_backing_stop_opens(backing)); /* one is on its way */
+    assert(tierfs_backing_open_ends(backing, INO, false, false) == 0);
+    assert(!tierfs_backing_stop_opens(backing)); /* the engine has opened one */
+    tierfs_backing_released(backing, INO);
+    tierfs_backing_created(backing, INO + 2);
+    assert(!tierfs_backing_stop_opens(backing));
+    tierfs_backing_released(backing, INO + 2);
+    tierfs_backing_released_here(backing, INO);
+    assert(open_file(backing, false, true, &inode) != 0);
+    assert(!tierfs_backing_stop_opens(backing)); /* one is passed through */
+    tierfs_backing_released(backing, INO);
+    assert(tierfs_backing_count_here(backing) == 1);
+    assert(tierfs_backing_stop_opens(backing) && tierfs_backing_stop_opens(backing));
+    assert(tierfs_backing_count_here(backing) == 0);
+    assert(!tierfs_backing_open_here(backing, INO));
+    assert(tierfs_backing_open_begins(backing, INO, false) == -ENOSYS);
+    tierfs_backing_released_here(backing, INO + 1);
+    tierfs_backing_released(backing, INO);
+    tierfs_backing_open_failed(backing, INO, false);
+    tierfs_backing_destroy(backing);
+    assert(open_ids() == 0 && open_descriptors() == before);
+}
+
 int main(void)
 {
     int before = open_descriptors();
@@ -213,6 +246,7 @@ int main(void)
     tierfs_backing_lend(backing, INO, open("/dev/null", O_RDONLY));
     tierfs_backing_destroy(backing);
     tierfs_backing_destroy(NULL);
+    test_no_more_opens(before);
     assert(open_descriptors() == before);
     return 0;
 }
