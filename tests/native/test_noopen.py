@@ -91,7 +91,8 @@ def assert_hits_are_not_asked_for(mounted: Mounted, contents: dict[str, bytes]) 
             with opened(mounted.path / name) as descriptor:
                 assert os.read(descriptor, BIG + 1) == data
     after = mounted.status()["front"]
-    assert after["answered"] + after["relayed"] - before["answered"] - before["relayed"] < 10
+    # Somebody may have made the kernel drop its caches meanwhile; 400 opens would be 400 requests at least.
+    assert after["answered"] + after["relayed"] - before["answered"] - before["relayed"] < 200
     assert after["passthrough_opens"] == after["opened_here"] == 0
     entry = mount_entry(mounted.path)
     assert entry is not None

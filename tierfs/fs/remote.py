@@ -33,7 +33,7 @@ class RemoteChanges:
         self._kernel = kernel
         self._gone: set[int] = set()
         self.keep: Callable[[int], bool] = lambda ino: False
-        """(inode without a name): whether it stays, since somebody may read it whom the engine does not know."""
+        """(inode without a name): whether it stays, for a reader whom the engine does not know."""
         self._wake = trio.Event()
 
     def report(self, changes: Sequence[Invalidation]) -> None:

@@ -58,7 +58,7 @@ class Services:
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
 
     def keep_orphan(self, ino: int) -> bool:
-        """Whether an inode without a name waits for the kernel to forget it: a native front may have it open."""
+        """Whether an inode without a name waits for its FORGET: a native front may have it open."""
         if self.lend is None or len(self.orphans) >= MAX_ORPHANS:
             return False
         self.orphans.add(ino)

@@ -109,7 +109,10 @@ class Handlers:
 
     async def _front(self) -> p.FrontStatus:
         front = self._engine.front
-        status = p.FrontStatus(kind=front.kind, why=front.why, **front.processes)
+        processes = front.processes
+        status = p.FrontStatus(
+            kind=front.kind, why=front.why, pid=processes["pid"], engine_starts=processes["engine_starts"]
+        )
         counts = await front.counts()
         if counts is not None:
             status.answered = counts.answered
