@@ -3,9 +3,11 @@
 PYTHON = .venv/bin/python
 CMAKE = PATH=$(CURDIR)/.venv/bin:$$PATH cmake
 FUZZ_SECONDS = 60
+COMPARE =
+TRAINING =
 SANITIZE = address;undefined
 
-.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench clean
+.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench compare training clean
 
 help:
 	@echo "make install      system packages, .venv, .venv/bin/tierfs"
@@ -17,6 +19,8 @@ help:
 	@echo "make fuzz         each fuzzer for a minute (FUZZ_SECONDS=600), with libFuzzer where clang is"
 	@echo "make test-native-sanitized  the tests that mount, the front built with sanitizers"
 	@echo "make quick-bench  ratios to a plain directory and to the store's raw rate"
+	@echo "make compare      tierfs and its peers, side by side, 30 minutes (COMPARE=--quick: 5)"
+	@echo "make training     data loaders, model files and DLIO on a mount and on a directory"
 
 install:
 	sh deploy/install.sh
@@ -65,6 +69,12 @@ test-native-sanitized:
 
 quick-bench: install
 	$(PYTHON) -m benchmarks.quick
+
+compare:
+	sh benchmarks/compare/run.sh $(COMPARE)
+
+training:
+	sh benchmarks/training/run.sh $(TRAINING)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

