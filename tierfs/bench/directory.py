@@ -49,6 +49,13 @@ class DirectoryTarget:
         found = mounted.find(self.parent)
         if isinstance(found, TierfsMount):
             self.kind, self.mount = MOUNT, found
+            tiers_bytes = found.tiers_bytes()
+            if tiers_bytes < needed_bytes:
+                notes.append(
+                    f"the tiers hold {tiers_bytes / 1024**2:,.0f} MiB, and up to "
+                    f"{needed_bytes / 1024**2:,.0f} MiB are read again and again: not all of what is called "
+                    "warm is local"
+                )
         elif found:
             notes.append(f"measured as a plain directory, its tierfs engine cannot be asked: {found}")
         self._system = _file_system(self.parent)
@@ -119,7 +126,7 @@ class DirectoryTarget:
             return unsettled
         caches.drop(files.paths())
         try:
-            failed = self.mount.evict(files.paths())
+            failed = self.mount.evict(files.paths(), limit_s)
         except ControlError as error:
             return f"eviction failed: {error}"
         return f"{len(failed)} files were not evicted: {failed[0]}" if failed else None

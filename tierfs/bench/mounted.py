@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 
 from tierfs.bench import daemons
@@ -14,6 +15,7 @@ from tierfs.mountpoint import canonical, mount_of
 
 ANSWER_S = 30.0
 BATCH_PATHS = 5000
+AGAIN_S = 0.05
 
 
 def find(path: str) -> TierfsMount | str | None:
@@ -50,8 +52,24 @@ class TierfsMount:
             reply: FlushReply = client.call("flush", request)
             return reply
 
-    def evict(self, paths: Sequence[str]) -> list[str]:
-        """Drop the local copies; why some stayed."""
+    def evict(self, paths: Sequence[str], limit_s: float) -> list[str]:
+        """Drop the local copies, and see to it that they are gone; why some stayed.
+
+        The engine passes over what it is about to make a clean copy of after an upload, and what somebody
+        has open: what is still resident is evicted again for as long as ``limit_s``.
+        """
+        stop_s = time.monotonic() + limit_s
+        left = list(paths)
+        while True:
+            failed = self._evict_once(left)
+            left = [path for path in left if resident_bytes(path)]
+            if failed or not left:
+                return failed
+            if time.monotonic() > stop_s:
+                return [f"{path} is still local" for path in left]
+            time.sleep(AGAIN_S)
+
+    def _evict_once(self, paths: Sequence[str]) -> list[str]:
         failed: list[str] = []
         with ControlClient(self._socket_path, timeout_s=None) as client:
             for batch in _batches([self._relative(path) for path in paths]):
@@ -71,6 +89,10 @@ class TierfsMount:
         spent = {who: daemons.cpu_s(pid) for who, pid in pids.items()}
         return {who: seconds for who, seconds in spent.items() if seconds is not None}
 
+    def tiers_bytes(self) -> int:
+        """How much they hold together."""
+        return sum(tier.capacity_bytes for tier in self.status().tiers)
+
     def details(self) -> dict[str, str]:
         """What a reader of a report has to know about it."""
         status = self.status()
@@ -88,6 +110,11 @@ class TierfsMount:
     def _relative(self, path: str) -> bytes:
         relative = os.path.relpath(path, self.mountpoint)
         return b"" if relative == "." else os.fsencode(relative)
+
+
+def resident_bytes(path: str) -> int:
+    """How much of a file the tiers hold."""
+    return int(os.getxattr(path, "user.tierfs.resident"))
 
 
 def _batches(paths: Sequence[bytes]) -> Iterator[list[bytes]]:

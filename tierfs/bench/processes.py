@@ -16,6 +16,7 @@ import resource
 import signal
 import time
 import traceback
+import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Recorder:
     ``cut``: the loop sets it when it ended for that reason with something left to do.
     """
 
-    __slots__ = ("_latencies", "_slots", "bytes", "cut", "start_ns", "stop_ns")
+    __slots__ = ("_latencies", "_more", "_slots", "bytes", "cut", "start_ns", "stop_ns")
 
     def __init__(self) -> None:
         self.start_ns = 0
@@ -50,6 +51,7 @@ class Recorder:
         self.cut = False
         self._latencies = array("q")
         self._slots: dict[int, int] = {}
+        self._more = 0
 
     def begin(self, limit_s: float | None) -> None:
         self.start_ns = time.monotonic_ns()
@@ -79,9 +81,17 @@ class Recorder:
         self._latencies.append(now_ns - began_ns)
         return now_ns
 
+    def several(self, began_ns: int, count: int) -> int:
+        """So many operations (one at least) that one request answered; its time counts once. Returns now."""
+        now_ns = self.done(began_ns, 0)
+        self._more += count - 1
+        slot = (now_ns - self.start_ns) // SLOT_NS
+        self._slots[slot] += count - 1
+        return now_ns
+
     @property
     def operations(self) -> int:
-        return len(self._latencies)
+        return len(self._latencies) + self._more
 
     def histogram(self) -> Histogram:
         return Histogram.of(self._latencies)
@@ -165,7 +175,7 @@ def run_groups(
             mine, theirs = context.Pipe(duplex=False)
             connections.append(mine)
             process = context.Process(target=_child, args=(task, barrier, theirs, limit_s), daemon=True)
-            process.start()
+            _start(process)
             theirs.close()
             processes.append(process)
         give_up_s = None if limit_s is None else PREPARE_LIMIT_S + limit_s + hang_s
@@ -199,7 +209,7 @@ def call_in_child(function: Callable[[], T], *, tick: Callable[[], None] | None 
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(function, theirs), daemon=True)
-    process.start()
+    _start(process)
     theirs.close()
     try:
         while not mine.poll(TICK_S):
@@ -218,6 +228,14 @@ def call_in_child(function: Callable[[], T], *, tick: Callable[[], None] | None 
     if failure:
         raise BenchFailed(failure)
     return value  # type: ignore[return-value]  # None where T is None
+
+
+def _start(process: ForkProcess) -> None:
+    with warnings.catch_warnings():
+        # Of forking beside other threads (Python 3.12). The command has none; in whoever has some, the child
+        # takes no lock of theirs and ends without running anything of the parent's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
 
 
 def delayed(task: Task, delay_s: float) -> Task:

@@ -10,7 +10,7 @@ from tierfs.errors import ConfigError
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MIN_SIZE_BYTES = 8 * MIB
 QUICK_SIZE_BYTES, FULL_SIZE_BYTES = 512 * MIB, 4 * GIB
-QUICK_LIMIT_S, FULL_LIMIT_S = 48.0, 540.0
+QUICK_LIMIT_S, FULL_LIMIT_S = 45.0, 540.0
 """Removing what was made comes on top."""
 LARGE_SHARE, SMALL_SHARE, SAVED_SHARE = 0.5, 0.2, 0.25
 """What of the size goes into large files, small files, and a checkpoint. The rest: what is rounded up."""
@@ -60,6 +60,7 @@ def choose(
     quick: bool,
     size_bytes: int | None = None,
     limit_s: float | None = None,
+    each_s: float | None = None,
     workers: int | None = None,
 ) -> Scale:
     """The scale that was asked for. ``workers``: the largest number of processes. Raises ConfigError."""
@@ -68,6 +69,8 @@ def choose(
         raise ConfigError(f"--size: {size} bytes are too few to measure; at least {MIN_SIZE_BYTES // MIB}M")
     if limit_s is not None and limit_s < 1:
         raise ConfigError("--time: at least 1 s")
+    if each_s is not None and not 0 < each_s <= 600:
+        raise ConfigError("--each: more than 0 s, and 10 min at most")
     if workers is not None and not 1 <= workers <= 256:
         raise ConfigError("--workers: between 1 and 256")
     limit = limit_s if limit_s is not None else QUICK_LIMIT_S if quick else FULL_LIMIT_S
@@ -76,7 +79,7 @@ def choose(
         quick=quick,
         size_bytes=size,
         limit_s=limit,
-        variant_s=min(1.2 if quick else 5.0, max(limit / 40, 0.1)),
+        variant_s=each_s if each_s is not None else min(1.2 if quick else 5.0, max(limit / 40, 0.1)),
         workers=_steps(most, quick),
         large_count=max(most, 4),
         small_low_bytes=4 * KIB,

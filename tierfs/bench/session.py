@@ -178,7 +178,7 @@ class Session:
     ) -> list[Measurement]:
         """The same for several kinds of tasks at one moment: (variant, tasks, operation, parameters) each.
 
-        The CPU seconds of daemons cannot be told apart; they are in each.
+        What daemons spend cannot be told apart: it is in a last measurement, of all groups together.
         """
         limit = self._limit(groups[0][0], limit_s)
         if limit is None:
@@ -225,7 +225,7 @@ class Session:
             self.fail(title, error)
             return []
         spent = daemons.difference(before, self.target.cpu_s())
-        found = []
+        found: list[Measurement] = []
         for outcome, (variant, operation, parameters) in zip(outcomes, groups, strict=True):
             found.append(
                 Measurement(
@@ -238,10 +238,12 @@ class Session:
                     seconds=round(outcome.seconds, 6),
                     latency=outcome.latency,
                     timeline=outcome.timeline if outcome.timeline.amounts else None,
-                    cpu_s={"bench": round(outcome.cpu_s, 3), **spent},
+                    cpu_s={"bench": round(outcome.cpu_s, 3), **(spent if len(groups) == 1 else {})},
                     notes=["cut short: its time was over"] if outcome.cut else [],
                 )
             )
+        if len(groups) > 1:
+            found.append(_all_of(found, spent))
         self.measurements += found
         return found
 
@@ -249,10 +251,24 @@ class Session:
         """How long it may run; None, and noted, if there is no time for something that says anything."""
         wanted = self.scale.variant_s if wanted_s is None else wanted_s
         left = self.time_left_s()
-        if left < wanted / 4:
+        if left < self.scale.variant_s / 4:
             self.skip(variant, self._no_time())
             return None
         return min(wanted, left)
 
     def _no_time(self) -> str:
         return f"no time left of {self.scale.limit_s:.0f} s; give --time"
+
+
+def _all_of(parts: Sequence[Measurement], spent: dict[str, float]) -> Measurement:
+    """What ran at the same moment, as one."""
+    return Measurement(
+        workload=parts[0].workload,
+        variant="all of that together",
+        parameters={**parts[0].parameters, "part": "all"},
+        operation="any of them",
+        operations=sum(part.operations for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        seconds=max(part.seconds for part in parts),
+        cpu_s={"bench": round(sum(part.cpu_s["bench"] for part in parts), 3), **spent},
+    )

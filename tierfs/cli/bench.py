@@ -43,6 +43,9 @@ def command(
     seconds: Annotated[
         str | None, typer.Option("--time", help="Stop measuring after this time (90, 5m...).")
     ] = None,
+    each: Annotated[
+        str | None, typer.Option(help="How long one loop runs (0.5, 10s...); default 5s, 1.2s with --quick.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes at most; default twice the cores, between 4 and 16.")
     ] = None,
@@ -75,7 +78,11 @@ def command(
     if html_file is not None and missing:
         raise ConfigError(f"--html: {missing}")
     wanted = scale.choose(
-        quick=quick, size_bytes=_size(size), limit_s=timing.seconds(seconds, "--time"), workers=workers
+        quick=quick,
+        size_bytes=_size(size),
+        limit_s=timing.seconds(seconds, "--time"),
+        each_s=timing.seconds(each, "--each"),
+        workers=workers,
     )
     store_options = {"endpoint_url": endpoint_url, "region": region, "profile": profile}
     measured = _open(target, directory, {name: value for name, value in store_options.items() if value})
@@ -90,6 +97,7 @@ def command(
                 "quick": quick,
                 "size_bytes": wanted.size_bytes,
                 "limit_s": wanted.limit_s,
+                "each_s": wanted.variant_s,
                 "seed": seed,
             },
         )

@@ -12,7 +12,7 @@ In the JSON a load is known by its name and by parameters: ``workers`` (processe
 ``checkpoint``       every writer saves its shard at once: ``state`` is absent, ``until`` says how far
 ``restore``          every reader reads its shard at once
 ``rag``              chains of small random reads: what a vector index does
-``mixed``            an epoch goes on while a checkpoint is saved: ``part`` is ``alone``, ``reads``, ``saves``
+``mixed``            an epoch while a checkpoint is saved; ``part``: ``alone``, ``reads``, ``saves``, ``all``
 ==================  ===================================================================================
 """
 

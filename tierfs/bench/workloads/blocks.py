@@ -41,7 +41,7 @@ def _sequential(session: Session) -> None:
             for workers in session.scale.workers:
                 _stream(session, files, _Variant(block, workers, STORE), "")
         return
-    for workers in (1, session.scale.most):
+    for workers in sorted({1, session.scale.most}):
         variant = _Variant(MIB, workers, BUFFERED)
         if session.make_cold(files, variant.name(COLD)):
             _stream(session, files, variant, COLD)
@@ -75,7 +75,7 @@ def _warm_variants(session: Session, blocks: tuple[int, ...]) -> Iterator[_Varia
             counts = session.scale.workers
             if session.scale.quick:
                 counts = {BUFFERED: (1, most), DIRECT: (most,), MMAP: (1,), fio.IO_URING: (1,)}[way]
-            for workers in counts:
+            for workers in sorted(set(counts)):
                 yield _Variant(block, workers, way)
 
 

@@ -20,7 +20,7 @@ def shards(session: Session, name: str, count: int, shard_bytes: int) -> FileSet
 def _save(session: Session) -> None:
     most = session.scale.most
     for pulse in range(1, session.scale.pulses + 1):
-        for writers in (1, most):
+        for writers in sorted({1, most}):
             shard_bytes = session.scale.shard_bytes
             saved = shards(session, f"save{pulse}-{writers}", writers, shard_bytes)
             name = f"{processes(writers, 'writer')}, {size(shard_bytes)} each"
@@ -110,5 +110,5 @@ SAVE = Workload(
     "checkpoint", "Every writer saves its shard at the same moment: write, fsync, close.", 1.5, _save
 )
 RESTORE = Workload(
-    "restore", "Every reader reads its shard of a checkpoint at the same moment.", 1.0, _restore
+    "restore", "Every reader reads its shard of a checkpoint at the same moment.", 1.5, _restore
 )

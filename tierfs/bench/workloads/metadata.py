@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from tierfs.bench.session import Session, Workload
+from tierfs.bench.target import STORE
 
+OPENED = "entry listed, and opened if it is a file"
+LISTED = "entry listed; times are those of a page of entries"
 STORM_FACTOR = 4
 """How many times as many processes as workers: they wait more than they work."""
 
@@ -17,7 +20,7 @@ def _run(session: Session) -> None:
         session.measure(
             "1 process" if count == 1 else f"{count} processes",
             [session.target.walk(files) for _ in range(count)],
-            operation="entry listed" if not session.target.cold else "entry listed, and opened if a file",
+            operation=OPENED if session.target.kind != STORE else LISTED,
             parameters={
                 "workers": count,
                 "entries": len(files.entries) + len(files.directories()),

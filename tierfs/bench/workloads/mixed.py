@@ -54,7 +54,8 @@ def _run(session: Session) -> None:
 WORKLOAD = Workload(
     "mixed",
     "Workers read small files again and again; then the same while as many writers save a checkpoint, "
-    "which goes on to the store while they read.",
+    "which goes on to the store while they read. What the processes of a tierfs mount spend is shown for all "
+    "of it together.",
     1.0,
     _run,
 )
