@@ -64,7 +64,14 @@ class Ranges:
 class Setting:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.interrupts = InterruptWatch()
-        services: Any = SimpleNamespace(interrupts=self.interrupts, contents=None, refresher=None, db=None, cache=None)
+        services: Any = SimpleNamespace(
+            interrupts=self.interrupts,
+            contents=None,
+            refresher=None,
+            db=None,
+            cache=None,
+            settle=lambda: None,
+        )
         self.requests = ExtraRequests(services)
         self.ranges = Ranges(self.interrupts)
         self.requests._ranges = self.ranges  # type: ignore[assignment]

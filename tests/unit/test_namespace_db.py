@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
 import trio
 
 from tests.support.namespace import START_NS, Namespace, open_namespace
-from tierfs.errors import AlreadyExists, ConfigError, FormatError, NamespaceError
+from tierfs.errors import (
+    AlreadyExists,
+    ConfigError,
+    DamagedRecord,
+    FormatError,
+    NamespaceError,
+    NotFound,
+)
 from tierfs.namespace import schema
-from tierfs.namespace.db import Database, ReadTransaction, WriteTransaction
+from tierfs.namespace.db import Change, Database, ReadTransaction, WriteTransaction
 from tierfs.types import ROOT_INO, Inode
 
 KEY = b"test"
@@ -95,6 +105,120 @@ async def test_functions_that_arrive_together_share_a_commit_and_fail_alone(ns: 
     assert results == {number: b"%d" % number for number in range(20)}
     assert value_of(ns.db, b"wrong") is None
     assert all(value_of(ns.db, b"key%d" % number) == b"%d" % number for number in range(20))
+
+
+class Put(Change[int]):
+    """A change of a ``Source``: refused without a key, damaged without a value."""
+
+    checks_first = True
+
+    def __init__(self, key: bytes, value: bytes | None) -> None:
+        super().__init__()
+        self.key = key
+        self.value = value
+        self.runs = 0
+
+    def run(self, txn: WriteTransaction) -> int:
+        self.runs += 1
+        if not self.key:
+            raise NotFound("no key")
+        txn.put(self.key, self.value or b"half", db=txn.tables.meta)
+        if self.value is None:
+            raise DamagedRecord("in the middle")
+        return self.runs
+
+
+class Puts:
+    """A source: each byte that comes from the socket is the number of a change."""
+
+    def __init__(self, changes: list[Put]) -> None:
+        self.changes = changes
+        self.far, self.near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.near.setblocking(False)
+        self.descriptor = self.near.fileno()
+        self.groups: list[list[Change[Any]]] = []
+        self.finished = threading.Event()
+        self.left = len(changes)
+
+    def take(self) -> list[Put]:
+        try:
+            return [self.changes[number] for number in self.near.recv(100)]
+        except OSError:
+            return []
+
+    def finish(self, changes: Sequence[Change[Any]]) -> None:
+        self.groups.append(list(changes))
+        self.left -= len(changes)
+        if self.left <= 0:
+            self.finished.set()
+
+    def close(self) -> None:
+        self.far.close()
+        self.near.close()
+
+
+async def serve(ns: Namespace, changes: list[Put], packets: list[bytes]) -> Puts:
+    puts = Puts(changes)
+    ns.db.serve(puts)
+    for packet in packets:
+        puts.far.send(packet)
+    assert await trio.to_thread.run_sync(puts.finished.wait, 10)
+    return puts
+
+
+async def test_changes_of_a_source_share_a_transaction_and_fail_alone(ns: Namespace) -> None:
+    changes = [Put(b"a", b"1"), Put(b"", b"2"), Put(b"c", b"3")]
+    before = ns.db.commits
+    puts = await serve(ns, changes, [bytes((0, 1, 2))])
+    assert puts.groups == [changes]
+    assert ns.db.commits == before + 1
+    assert [type(change.error) for change in changes] == [type(None), NotFound, type(None)]
+    assert (value_of(ns.db, b"a"), value_of(ns.db, b"c")) == (b"1", b"3")
+    puts.close()
+
+
+async def test_a_change_that_fails_in_the_middle_leaves_nothing_and_hurts_no_other(ns: Namespace) -> None:
+    changes = [Put(b"a", b"1"), Put(b"b", None), Put(b"c", b"3")]
+    puts = await serve(ns, changes, [bytes((0, 1, 2))])
+    assert [type(change.error) for change in changes] == [type(None), DamagedRecord, type(None)]
+    assert changes[0].runs == 2  # in a transaction that came to nothing, and in one of its own
+    assert [value_of(ns.db, key) for key in (b"a", b"b", b"c")] == [b"1", None, b"3"]
+    puts.close()
+
+
+async def test_the_end_of_a_source_ends_nothing_else(ns: Namespace) -> None:
+    puts = await serve(ns, [Put(b"a", b"1")], [b"\0"])
+    puts.far.close()
+    assert await ns.db.commit(put(b"later", b"b")) == b"later"
+    assert value_of(ns.db, b"b") == b"later"
+    puts.close()
+
+
+async def test_what_is_not_hurried_shares_the_next_transaction_in_its_place(ns: Namespace) -> None:
+    order: list[str] = []
+
+    async def one(name: str, hurried: bool) -> None:
+        await ns.db.commit(lambda txn: order.append(name), hurried=hurried)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one, "unhurried, alone", False)
+    assert order == ["unhurried, alone"]
+    started, gate = threading.Event(), threading.Event()
+
+    def hold(txn: WriteTransaction) -> None:
+        started.set()
+        gate.wait(10)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ns.db.commit, hold)
+        await trio.to_thread.run_sync(started.wait)
+        for name, hurried in (("first", False), ("second", True), ("third", False)):
+            nursery.start_soon(one, name, hurried)
+            await trio.testing.wait_all_tasks_blocked()
+        before = ns.db.commits
+        gate.set()
+    assert order[1:] == ["first", "second", "third"]
+    assert ns.db.commits == before + 2  # ``hold``, and all others together
 
 
 async def test_a_commit_that_is_queued_cannot_be_cancelled(ns: Namespace) -> None:

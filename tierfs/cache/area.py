@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import trio
 
 from tierfs.cache import device
-from tierfs.cache.dirty import BaseReader, DirtyFiles, Drain, Entry
+from tierfs.cache.dirty import BaseReader, DirtyFiles, Drain, Entry, create_file
 from tierfs.cache.sidecar import BadSidecar, Sidecar
 from tierfs.cache.staging import Staging
 from tierfs.cache.tier import Tier
@@ -82,7 +82,7 @@ class StagingArea:
     def note_mtime(self, content_id: ContentId, mtime_ns: int) -> None:
         """See ``Cache.note_mtime``."""
         try:
-            os.utime(self.dirty.path_of(content_id), ns=(mtime_ns, mtime_ns))
+            os.utime(self.dirty.file_or_path(content_id), ns=(mtime_ns, mtime_ns))
         except OSError:
             return  # not written yet, or the file system refuses: then times are as old as the record
 
@@ -103,8 +103,10 @@ class StagingArea:
         """See ``Cache.create_staging``."""
         self._refuse_known(content_id)
         self.dirty.entries[content_id] = Entry(0, 0, None, named=False)
+        fd = self.dirty.create_now(content_id)
         try:
-            fd = await self.dirty.call(_create, self.dirty.path_of(content_id))
+            if fd is None:
+                fd = await self.dirty.call(create_file, self.dirty.path_of(content_id))
         except BaseException:
             del self.dirty.entries[content_id]
             raise
@@ -203,11 +205,6 @@ def _scan(directory: str) -> dict[ContentId, Entry]:
         elif suffix == "part" and f"{stem}.base" not in names:
             _log.error("dirty bytes without their sidecar; kept aside", path=path)
     return found
-
-
-def _create(path: str) -> int:
-    """Worker thread."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _convert(directory: str, content_id: ContentId, base: ObjectRef, source: str | None,

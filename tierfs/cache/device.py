@@ -284,6 +284,10 @@ class OpenFiles(Generic[K]):
         self._open[name] = fd
         return fd
 
+    def peek(self, name: K) -> int | None:
+        """A descriptor if there is one already."""
+        return self._open.get(name)
+
     def _open_cached(self, path: str) -> int | None:
         """Open if the path is in the kernel's caches. Source: openat2(2), RESOLVE_CACHED (Linux 5.12)."""
         fd: int = _libc.syscall(_SYS_OPENAT2, _AT_FDCWD, os.fsencode(path), ctypes.byref(self._how),

@@ -69,6 +69,18 @@ class Entry:
         """Converted, and written since the last sync."""
 
 
+class _Removal:
+    """Files that are to go."""
+
+    __slots__ = ("done", "error", "fd", "paths")
+
+    def __init__(self, paths: list[str], fd: int | None) -> None:
+        self.paths = paths
+        self.fd = fd
+        self.error: OSError | None = None
+        self.done = trio.Event()
+
+
 class DirtyFiles:
     """See the module docstring."""
 
@@ -82,12 +94,18 @@ class DirtyFiles:
         self.entries: dict[ContentId, Entry] = {}
         self._dirty_limit_bytes = dirty_limit_bytes
         self._no_nowait_until_s = 0.0
+        self._removals: list[_Removal] = []
 
     def path_of(self, content_id: ContentId) -> str:
         """The data file."""
         entry = self.entries.get(content_id)
         suffix = ".part" if entry is not None and entry.base is not None else ""
         return f"{self.directory}/{content_id.hex()}{suffix}"
+
+    def file_or_path(self, content_id: ContentId) -> int | str:
+        """The data file for calls that take either: the descriptor if there is one."""
+        fd = self.files.peek(content_id)
+        return self.path_of(content_id) if fd is None else fd
 
     def sidecar_path(self, content_id: ContentId) -> str:
         return f"{self.directory}/{content_id.hex()}.base"
@@ -156,10 +174,26 @@ class DirtyFiles:
         self.tier.ledger.freeing_bytes += entry.allocated_bytes
         try:
             with trio.CancelScope(shield=True):
-                await self.call(_remove, paths, fd)
+                await self._remove_with_others(_Removal(paths, fd))
         finally:
             self.tier.ledger.freeing_bytes -= entry.allocated_bytes
             self.tier.note_change()
+
+    async def _remove_with_others(self, removal: _Removal) -> None:
+        """One worker removes all that have gathered: waking one up costs more than removing a small file."""
+        self._removals.append(removal)
+        if len(self._removals) > 1:
+            await removal.done.wait()
+        else:
+            await trio.lowlevel.checkpoint()  # whoever runs in this round of the loop joins
+            batch, self._removals = self._removals, []
+            try:
+                await self.call(_remove, batch)
+            finally:
+                for removed in batch:
+                    removed.done.set()
+        if removal.error is not None:
+            raise self.failure(removal.error) from removal.error
 
     def drop(self, content_id: ContentId) -> None:
         """It is no dirty content any more; its file has gone or moved."""
@@ -242,14 +276,38 @@ class DirtyFiles:
         """pwrite on the trio thread; afterwards ``may_write_now`` may say no for a while."""
         before = time.monotonic()
         written = os.pwrite(fd, data, offset_bytes)
-        after = time.monotonic()
-        self._no_nowait_until_s = after + _SLOW_PAUSE_S if after - before > _SLOW_WRITE_S else 0.0
+        self._note_duration(before)
         return written
 
+    def create_now(self, content_id: ContentId) -> int | None:
+        """The new data file, made on the trio thread; None: let a worker do it."""
+        if not self.may_write_now:
+            return None
+        before = time.monotonic()
+        try:
+            return create_file(self.path_of(content_id))
+        except OSError:
+            return None
+        finally:
+            self._note_duration(before)
 
-def _remove(paths: list[str], fd: int | None) -> None:
+    def _note_duration(self, before_s: float) -> None:
+        after_s = time.monotonic()
+        self._no_nowait_until_s = after_s + _SLOW_PAUSE_S if after_s - before_s > _SLOW_WRITE_S else 0.0
+
+
+def create_file(path: str) -> int:
+    """A new, empty data file. Raises ``OSError``."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _remove(removals: list[_Removal]) -> None:
     """Worker thread."""
-    if fd is not None:
-        os.close(fd)
-    for path in paths:
-        device.unlink_if_there(path)
+    for removal in removals:
+        try:
+            if removal.fd is not None:
+                os.close(removal.fd)
+            for path in removal.paths:
+                device.unlink_if_there(path)
+        except OSError as error:
+            removal.error = error

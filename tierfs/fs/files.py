@@ -228,7 +228,7 @@ class Files:
         content.passed_through -= handle.passed_through
         if handle.can_write:
             content.writers -= 1
-            await self._contents.save(content)
+            await self._contents.save(content, hurried=False)  # close(2) has returned long ago
             if content.local and not content.unlinked:
                 self._services.publisher.note(content.ino)
         if content.users == 1:

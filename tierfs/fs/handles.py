@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import count
 
 from tierfs.errors import InvalidArgument
 from tierfs.writeback.content import FileContent
@@ -45,7 +46,7 @@ class HandleTable:
     """
 
     def __init__(self) -> None:
-        self._next = 1
+        self._numbers = count(1)
         self._files: dict[int, FileHandle] = {}
         self._directories: dict[int, DirectoryHandle] = {}
 
@@ -58,28 +59,37 @@ class HandleTable:
         return len(self._directories)
 
     def add_file(self, handle: FileHandle) -> int:
-        number = self._next
-        self._next += 1
+        number = self.new_number()
         self._files[number] = handle
         return number
 
     def add_directory(self, handle: DirectoryHandle) -> int:
-        number = self._next
-        self._next += 1
+        number = self.new_number()
         self._directories[number] = handle
         return number
 
+    def new_number(self) -> int:
+        """A number for ``put_file``. Any thread."""
+        return next(self._numbers)
+
+    def put_file(self, number: int, handle: FileHandle) -> None:
+        """``number`` is from ``new_number``."""
+        self._files[number] = handle
+
     def number_from(self, engine_starts: int) -> None:
         """Give out numbers that no earlier engine of this mount has given out."""
-        self._next = max(self._next, (engine_starts << _NUMBERS_BITS) + 1)
+        self._go_on_after(engine_starts << _NUMBERS_BITS)
+
+    def _go_on_after(self, number: int) -> None:
+        self._numbers = count(max(next(self._numbers), number + 1))
 
     def restore_file(self, number: int, handle: FileHandle) -> None:
         """A file that was open under that number when an earlier engine died."""
-        self._next = max(self._next, number + 1)
+        self._go_on_after(number)
         self._files[number] = handle
 
     def restore_directory(self, number: int, handle: DirectoryHandle) -> None:
-        self._next = max(self._next, number + 1)
+        self._go_on_after(number)
         self._directories[number] = handle
 
     def file(self, number: int) -> FileHandle:

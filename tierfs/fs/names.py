@@ -13,6 +13,7 @@ from tierfs.errors import InvalidArgument, NotFound, NotPermitted, ReadOnly
 from tierfs.fs import repeats
 from tierfs.fs.services import Caller, Services
 from tierfs.namespace import tree
+from tierfs.namespace.rename import RenameResult
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import NO_CONTENT, ROOT_INO, Inode, new_content_id
 
@@ -48,7 +49,7 @@ class Names:
         target: bytes | None = None,
     ) -> Inode:
         """Make a file, directory, symbolic link or special file. Raises ``AlreadyExists``."""
-        self._check_writable(parent, name)
+        self.check_writable(parent, name)
         now_ns = self._services.now_ns()
         # The staging file of a regular file appears with its first byte; until then the id means "empty".
         content_id = new_content_id() if stat.S_ISREG(mode) else NO_CONTENT
@@ -94,7 +95,7 @@ class Names:
 
     async def link(self, ino: int, parent: int, name: bytes) -> Inode:
         """Another name for a file, or the first one for an unnamed one."""
-        self._check_writable(parent, name)
+        self.check_writable(parent, name)
         now_ns = self._services.now_ns()
         inode = await repeats.commit(self._db, lambda txn: tree.link(txn, ino, parent, name, now_ns=now_ns))
         self._services.orphans.discard(ino)
@@ -106,7 +107,7 @@ class Names:
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name; the inode lives on while it has others, or is open."""
-        self._check_writable(parent, name)
+        self.check_writable(parent, name)
         now_ns = self._services.now_ns()
         inode = await repeats.commit(self._db, lambda txn: tree.unlink(txn, parent, name, now_ns=now_ns))
         self._services.publisher.note(parent)
@@ -114,7 +115,7 @@ class Names:
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; empty means that nothing is in the bucket below it either."""
-        self._check_writable(parent, name)
+        self.check_writable(parent, name)
         with self._db.read() as txn:
             inode = tree.lookup(txn, parent, name)
         if inode.is_dir:
@@ -129,8 +130,8 @@ class Names:
         """rename(2) with ``RENAME_NOREPLACE`` and ``RENAME_EXCHANGE``."""
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE) or flags == RENAME_NOREPLACE | RENAME_EXCHANGE:
             raise InvalidArgument(f"rename flags {flags:#x} are not supported")
-        self._check_writable(parent, name)
-        self._check_writable(new_parent, new_name)
+        self.check_writable(parent, name)
+        self.check_writable(new_parent, new_name)
         await self._complete_before_rename(parent, name, new_parent, new_name, flags)
         now_ns = self._services.now_ns()
         result = await repeats.commit(
@@ -146,10 +147,14 @@ class Names:
                 exchange=bool(flags & RENAME_EXCHANGE),
             ),
         )
-        for ino in (*result.moved, parent):
-            self._services.publisher.note(ino)
+        self.note_renamed(result, parent)
         if result.replaced is not None:
             await self._name_removed(result.replaced)
+
+    def note_renamed(self, result: RenameResult, parent: int) -> None:
+        """After the commit."""
+        for ino in (*result.moved, parent):
+            self._services.publisher.note(ino)
 
     async def _complete_before_rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
@@ -170,14 +175,18 @@ class Names:
                 await self._refresher.listed(target.ino)
 
     async def _name_removed(self, inode: Inode) -> None:
+        if self.note_removed(inode):
+            await self._services.contents.drop_unlinked(inode)
+
+    def note_removed(self, inode: Inode) -> bool:
+        """After the commit. True: ``contents.drop_unlinked`` is still to be called."""
         self._services.publisher.note_deletion()
         if inode.nlink > 0 and not inode.is_dir:
             self._services.publisher.note(inode.ino)
-            return
+            return False
         self._services.orphans.add(inode.ino)
         # A native front has files open that are not open here: their bytes go when the kernel forgets them.
-        if self._services.lend is None or self._services.contents.peek(inode.ino) is not None:
-            await self._services.contents.drop_unlinked(inode)
+        return self._services.lend is None or self._services.contents.peek(inode.ino) is not None
 
     async def readlink(self, ino: int) -> bytes:
         with self._db.read() as txn:
@@ -210,12 +219,13 @@ class Names:
         if ino not in self._services.orphans or self._services.contents.peek(ino) is not None:
             return
         self._services.orphans.discard(ino)
-        inode = await self._db.commit(lambda txn: tree.reap(txn, ino))
+        inode = await self._db.commit(lambda txn: tree.reap(txn, ino), hurried=False)
         if inode is not None and self._services.lend is not None:
             await self._services.contents.drop_unlinked(inode)
         self._services.publisher.note_deletion()
 
-    def _check_writable(self, parent: int, name: bytes) -> None:
+    def check_writable(self, parent: int, name: bytes) -> None:
+        """Raises ``ReadOnly``, ``NotPermitted``."""
         if self._services.settings.read_only:
             raise ReadOnly("mounted read-only")
         if parent == ROOT_INO and name == RESERVED_NAME:

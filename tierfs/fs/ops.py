@@ -42,6 +42,8 @@ def answers(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
 
     @functools.wraps(function)
     async def request(*args: P.args, **kwargs: P.kwargs) -> T:
+        operations: Any = args[0]
+        operations.services.settle()
         try:
             return await function(*args, **kwargs)
         except FUSEError:
@@ -72,7 +74,7 @@ class TierfsOperations(pyfuse3.Operations):
 
     def __init__(self, services: Services) -> None:
         super().__init__()
-        self._services = services
+        self._services = self.services = services
         self._names = Names(services)
         self._files = Files(services, self._names)
         self._attributes = Attributes(services)
@@ -144,6 +146,7 @@ class TierfsOperations(pyfuse3.Operations):
         return await self._names.readlink(inode)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        self._services.settle()
         if not self._services.orphans:
             return
         for ino, _ in inode_list:

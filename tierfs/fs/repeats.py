@@ -41,14 +41,14 @@ async def commit(db: Database, change: Callable[[WriteTransaction], T]) -> T:
         return result
 
     result = await db.commit(change_once)
-    if DIE_AFTER_COMMIT is not None:
-        _die_if_told(DIE_AFTER_COMMIT)
+    die_if_told()
     return result
 
 
-def _die_if_told(path: str) -> None:
-    if os.path.exists(path):
-        os.unlink(path)
+def die_if_told() -> None:
+    """For tests."""
+    if DIE_AFTER_COMMIT is not None and os.path.exists(DIE_AFTER_COMMIT):
+        os.unlink(DIE_AFTER_COMMIT)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -54,6 +54,9 @@ class Services:
     lend: Callable[[int, int], bool] | None = None
     """(inode, descriptor): let a native front pass reads of that inode through to that file. None: no such
     front."""
+    settle: Callable[[], None] = lambda: None
+    """Take in what was committed for a native front on another thread. To be called at the start of whatever
+    looks at open files or orphans; ``contents`` does it by itself."""
     orphans: set[int] = field(default_factory=set)
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
 

@@ -24,7 +24,7 @@ MAX_BYTES = 65536
 _HEADER = struct.Struct("<HHIQ")
 _HELLO = struct.Struct("<II")
 _HANDLE = struct.Struct("<QQIIII")
-_VIEW_SETTINGS = struct.Struct("<QQIIIIIIII")
+_VIEW_SETTINGS = struct.Struct("<QQIIIIIIIIII")
 _COUNTS = struct.Struct("<QQQQQQQIIIIII")
 _ERROR = struct.Struct("<i")
 
@@ -189,8 +189,9 @@ def pack_view_settings(
     read_only: bool,
     answers: bool,
     open_mode: str,
+    close_waits: bool,
 ) -> bytes:
-    """``answers`` False: the front hands every request on."""
+    """``answers`` False: the front hands every request on; ``close_waits``: those that close(2) sends too."""
     return _VIEW_SETTINGS.pack(
         ttl_ns,
         negative_ttl_ns,
@@ -201,5 +202,7 @@ def pack_view_settings(
         int(read_only),
         int(answers),
         OPEN_MODES.index(open_mode),
+        0,
+        int(close_waits),
         0,
     )

@@ -22,10 +22,11 @@ from tierfs.config import Settings
 from tierfs.control import registry
 from tierfs.control.server import ControlServer
 from tierfs.errors import StoreError
+from tierfs.fs import direct
 from tierfs.fs.extra import ExtraRequests
 from tierfs.fs.ops import TierfsOperations
 from tierfs.mount import gauges
-from tierfs.mount.front import Front, NativeFront, PythonFront
+from tierfs.mount.front import NAMES_FD, Front, NativeFront, PythonFront
 from tierfs.mount.handlers import Handlers
 from tierfs.mount.parts import Parts, open_parts
 from tierfs.mount.recovery import recover, restore_handles
@@ -127,6 +128,10 @@ class Engine:
                 parts.services.lend = front.lend
                 front.extra = ExtraRequests(parts.services)
                 nursery.start_soon(front.extra.run, front.answer_extra)
+                names = direct.listen(
+                    parts.services, front.extra, NAMES_FD, may_be_repeated=front.is_reattached
+                )
+                nursery.start_soon(names.run)
                 front.on_touched = parts.note_touched
             await front.mount(TierfsOperations(parts.services), self._settings, parts.cache.tiers)
             try:

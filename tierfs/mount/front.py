@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 REQUESTS_FD = 3
 CHANNEL_FD = 4
 REPORT_FD = 5
+NAMES_FD = 6
 """Descriptors that a front gives to its engine (``tierfs_native/src/engine.h``)."""
 CONNECTION_POLL_S = 0.25
 LAST_REQUESTS_S = 0.5
@@ -301,6 +302,7 @@ def _view_settings(settings: Settings, tiers: Sequence[Tier]) -> bytes:
             read_only=settings.read_only,
             answers=True,
             open_mode=settings.open_mode,
+            close_waits=settings.write_through,
         )
         + roots
     )

@@ -2,7 +2,8 @@
 
 All functions that arrive while a commit runs share the next transaction, each in a nested one, so that a
 function that raises is undone alone. A reply goes out after the commit of its group: what was acknowledged
-is what a reader, in this process or another, sees.
+is what a reader, in this process or another, sees. Changes that another process asks for, many in a row, are
+taken and answered by the commit thread itself (``Source``), so that no second thread has to wake up.
 
 Durability. ``sync=True, metasync=False``: the pages of every commit are on the device before its header is
 written, so a power cut can lose the last commits but cannot damage what is there; ``durable=True`` (and
@@ -17,20 +18,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
+import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import lmdb
 import outcome
 import trio
 
-from tierfs.errors import NamespaceError
+from tierfs.errors import DamagedRecord, NamespaceError, TierfsError
 from tierfs.namespace import environment, schema
 from tierfs.namespace.transaction import TABLES, Tables
 from tierfs.namespace.transaction import ReadTransaction as ReadTransaction
@@ -42,6 +43,9 @@ _GROUP_MAX_JOBS: Final = 512
 _GROUP_MAX_NS: Final = 20_000_000
 """A group is closed when its functions have run for so long; the rest goes into the next one."""
 _FULL_BYTES: Final = 1024 * 1024
+_UNHURRIED_MS: Final = 5
+"""For how long a change that nobody waits for may wait for others to share their transaction."""
+_AWAKE, _UNTIL_HURRIED, _UNTIL_ANY = range(3)
 
 
 class _ReadBlock:
@@ -77,17 +81,55 @@ class _ReadBlock:
             txn.raw.abort()
 
 
-class _Job(Generic[T]):
-    __slots__ = ("done", "durable", "error", "fn", "result", "task", "token")
+class Change(Generic[T]):
+    """Something to be done in the next transaction; afterwards ``error``, or ``result``."""
 
-    def __init__(self, fn: Callable[[WriteTransaction], T], durable: bool) -> None:
-        self.fn = fn
+    __slots__ = ("durable", "error", "result")
+
+    checks_first = False
+    """``run`` raises a ``TierfsError`` before it writes, or not at all: no nested transaction is needed."""
+
+    def __init__(self, durable: bool = False) -> None:
         self.durable = durable
         self.result: T | None = None
         self.error: BaseException | None = None
+
+    def run(self, txn: WriteTransaction) -> T:
+        """Do it. May be called again, in another transaction, when the first one came to nothing."""
+        raise NotImplementedError
+
+
+class Source(Protocol):
+    """Changes that arrive on a descriptor. Both methods run on the commit thread, and raise nothing."""
+
+    descriptor: int
+
+    def take(self) -> Sequence[Change[Any]]:
+        """What has arrived. Never waits."""
+        ...
+
+    def finish(self, changes: Sequence[Change[Any]]) -> None:
+        """These have been committed, or have failed: answer them."""
+        ...
+
+
+class _Job(Change[T]):
+    __slots__ = ("done", "fn", "task", "token")
+
+    def __init__(self, fn: Callable[[WriteTransaction], T], durable: bool) -> None:
+        super().__init__(durable)
+        self.fn = fn
         self.task: trio.lowlevel.Task | None = None
         self.token: trio.lowlevel.TrioToken | None = None
         self.done: threading.Event | None = None
+
+    def run(self, txn: WriteTransaction) -> T:
+        return self.fn(txn)
+
+
+class _UnhurriedJob(_Job[T]):
+    __slots__ = ()
+    checks_first = True
 
 
 class Database:
@@ -108,7 +150,14 @@ class Database:
         self._env = env
         self._lock_fd = lock_fd
         self._reads = _ReadBlock(env, tables)
-        self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._queue: deque[_Job[Any]] = deque()
+        self._hurry = False
+        """Somebody waits for a change that is in the queue."""
+        self._source: Source | None = None
+        self._sleeps = _AWAKE
+        """For what the commit thread waits, or is about to; then ``_wake`` has to be written to."""
+        self._wake = -1
+        self._ends = False
         self._committer: threading.Thread | None = None
         self._closed = False
 
@@ -182,6 +231,7 @@ class Database:
             txn.put(schema.META_CLEAN, b"0", db=meta)
 
         self.check_readers()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._committer = threading.Thread(target=self._commit_loop, name="namespace-commit", daemon=True)
         self._committer.start()
         self.commit_now(note_start, durable=True)
@@ -198,9 +248,12 @@ class Database:
         if self._committer is not None:
             self.commit_now(_note_clean_close, durable=True)
             self._closed = True
-            self._queue.put(None)
+            self._ends = True
+            os.eventfd_write(self._wake, 1)
             self._committer.join()
         self._closed = True
+        if self._wake >= 0:
+            os.close(self._wake)
         self._env.close()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -232,18 +285,22 @@ class Database:
 
     # -- writing --------------------------------------------------------------------------------------
 
-    async def commit(self, fn: Callable[[WriteTransaction], T], *, durable: bool = False) -> T:
+    async def commit(
+        self, fn: Callable[[WriteTransaction], T], *, durable: bool = False, hurried: bool = True
+    ) -> T:
         """Run ``fn`` in the next transaction and return its result once that is committed.
 
-        Not cancellable once queued: a caller never has to ask whether its change happened. ``durable``:
-        also wait until a power cut cannot undo it. Raises what ``fn`` raised (then nothing was written),
-        or ``NamespaceError`` with the errno of a commit that failed (then neither was anything).
+        Not cancellable once queued: a caller never has to ask whether its change happened. ``durable``: also
+        wait until a power cut cannot undo it. Not ``hurried``: wait some milliseconds for others to share the
+        transaction with; ``fn`` checks before it writes. Raises what ``fn`` raised (then nothing was
+        written), or ``NamespaceError`` with the errno of a commit that failed (then neither was anything).
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        job = _Job(fn, durable)
+        unhurried = not (hurried or durable)
+        job = _UnhurriedJob(fn, durable) if unhurried else _Job(fn, durable)
         job.task = trio.lowlevel.current_task()
         job.token = trio.lowlevel.current_trio_token()
-        self._enqueue(job)
+        self._enqueue(job, hurried=not unhurried)
         return cast(T, await trio.lowlevel.wait_task_rescheduled(_not_cancellable))
 
     def commit_now(self, fn: Callable[[WriteTransaction], T], *, durable: bool = False) -> T:
@@ -260,48 +317,80 @@ class Database:
         """Everything committed so far survives a power cut."""
         await self.commit(_nothing, durable=True)
 
-    def _enqueue(self, job: _Job[Any]) -> None:
+    def serve(self, source: Source) -> None:
+        """From now on changes come from there as well. Once, from the trio thread."""
+        self._source = source
+        os.eventfd_write(self._wake, 1)
+
+    def _enqueue(self, job: _Job[Any], *, hurried: bool = True) -> None:
         if self._closed or self._committer is None:
             raise NamespaceError("the namespace is closed or was opened read-only")
-        self._queue.put(job)
+        self._queue.append(job)
+        if hurried:
+            self._hurry = True
+        # The commit thread looks at the queue again after it has set this.
+        if self._sleeps == _UNTIL_ANY or (hurried and self._sleeps == _UNTIL_HURRIED):
+            os.eventfd_write(self._wake, 1)
 
     def _commit_loop(self) -> None:
-        waiting: deque[_Job[Any]] = deque()
+        waiting: deque[Change[Any]] = deque()
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        source: Source | None = None
         while True:
-            if not waiting:
-                job = self._queue.get()
-                if job is None:
+            if source is None and self._source is not None:
+                source = self._source
+                poller.register(source.descriptor, select.POLLIN)
+            taken = source.take() if source is not None else ()
+            if not (taken or waiting or self._hurry):
+                if self._queue:
+                    self._sleep(poller, _UNTIL_HURRIED, _UNHURRIED_MS)
+                elif self._ends:
                     return
-                waiting.append(job)
-            with contextlib.suppress(queue.Empty):
-                while len(waiting) < _GROUP_MAX_JOBS:
-                    job = self._queue.get_nowait()
-                    if job is None:
-                        self._queue.put(None)
-                        break
-                    waiting.append(job)
-            _deliver(self._commit_group(waiting))
+                else:
+                    self._sleep(poller, _UNTIL_ANY, -1)
+                    continue
+                taken = source.take() if source is not None else ()
+            self._hurry = False
+            while self._queue and len(waiting) < _GROUP_MAX_JOBS:
+                waiting.append(self._queue.popleft())
+            if self._queue:
+                self._hurry = True
+            # In this order: what the source sent may be about what this process has queued before.
+            waiting.extend(taken)
+            if waiting:
+                self._deliver(self._commit_group(waiting))
 
-    def _commit_group(self, waiting: deque[_Job[Any]]) -> list[_Job[Any]]:
-        """Run jobs from the left of ``waiting`` in one transaction; returns those, with their results."""
-        group: list[_Job[Any]] = []
+    def _sleep(self, poller: select.poll, until: int, timeout_ms: int) -> None:
+        """Until somebody has something to commit, or the time is over."""
+        self._sleeps = until
+        if not self._hurry and not self._ends and (until == _UNTIL_HURRIED or not self._queue):
+            for descriptor, events in poller.poll(timeout_ms):
+                if descriptor == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+                elif not events & select.POLLIN:
+                    poller.unregister(descriptor)
+        self._sleeps = _AWAKE
+
+    def _commit_group(self, waiting: deque[Change[Any]]) -> list[Change[Any]]:
+        """Run changes from the left of ``waiting`` in one transaction; returns those, with their results."""
+        group: list[Change[Any]] = []
         raw: lmdb.Transaction[bytes] | None = None
         try:
             raw = self._env.begin(write=True)
             if len(waiting) == 1:
                 group.append(job := waiting.popleft())
-                if not _run(job, raw, self.tables):
+                if not _run(job, WriteTransaction(raw, self.tables)):
                     raw.abort()
                     return group
-            else:
-                until_ns = time.monotonic_ns() + _GROUP_MAX_NS
-                while waiting and (not group or time.monotonic_ns() < until_ns):
-                    group.append(job := waiting.popleft())
-                    child = self._env.begin(write=True, parent=raw)
-                    if _run(job, child, self.tables):
-                        child.commit()
-                    else:
-                        child.abort()
+            elif not self._run_all(waiting, group, raw):
+                # One has failed in the middle: each gets a transaction of its own now.
+                raw.abort()
+                waiting.extendleft(reversed(group))
+                group.clear()
+                raw = self._env.begin(write=True)
+                self._run_all(waiting, group, raw, nested=True)
             raw.commit()
             self.commits += 1
             if any(job.durable for job in group):
@@ -317,28 +406,64 @@ class Database:
                 job.error = job.error or failure
         return group
 
+    def _run_all(
+        self,
+        waiting: deque[Change[Any]],
+        group: list[Change[Any]],
+        raw: lmdb.Transaction[bytes],
+        *,
+        nested: bool = False,
+    ) -> bool:
+        """Move changes from ``waiting`` to ``group`` and run them; False: nothing of it may be committed."""
+        until_ns = time.monotonic_ns() + _GROUP_MAX_NS
+        txn = WriteTransaction(raw, self.tables)
+        while waiting and (not group or time.monotonic_ns() < until_ns):
+            group.append(job := waiting.popleft())
+            if job.checks_first and not nested:
+                job.error = None
+                if not _run(job, txn) and not _failed_clean(job):
+                    return False
+                continue
+            child = self._env.begin(write=True, parent=raw)
+            job.error = None
+            if _run(job, WriteTransaction(child, self.tables)):
+                child.commit()
+            else:
+                child.abort()
+        return True
 
-def _run(job: _Job[Any], raw: lmdb.Transaction[bytes], tables: Tables) -> bool:
+    def _deliver(self, group: list[Change[Any]]) -> None:
+        """Wake or answer whoever waits for these changes; tasks with one message per trio run."""
+        by_token: dict[trio.lowlevel.TrioToken, list[_Job[Any]]] = {}
+        others: list[Change[Any]] = []
+        for job in group:
+            if not isinstance(job, _Job):
+                others.append(job)
+            elif job.done is not None:
+                job.done.set()
+            elif job.token is not None:
+                by_token.setdefault(job.token, []).append(job)
+        if others and self._source is not None:
+            self._source.finish(others)
+        for token, jobs in by_token.items():
+            # A run that has ended has nobody waiting.
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(_reschedule, jobs)
+
+
+def _run(job: Change[Any], txn: WriteTransaction) -> bool:
     try:
-        job.result = job.fn(WriteTransaction(raw, tables))
+        job.result = job.run(txn)
     except BaseException as error:  # handed to the caller, who waits for exactly this
         job.error = error
         return False
     return True
 
 
-def _deliver(group: list[_Job[Any]]) -> None:
-    """Wake whoever waits for these jobs; tasks with one message per trio run."""
-    by_token: dict[trio.lowlevel.TrioToken, list[_Job[Any]]] = {}
-    for job in group:
-        if job.done is not None:
-            job.done.set()
-        elif job.token is not None:
-            by_token.setdefault(job.token, []).append(job)
-    for token, jobs in by_token.items():
-        # A run that has ended has nobody waiting.
-        with contextlib.suppress(trio.RunFinishedError):
-            token.run_sync_soon(_reschedule, jobs)
+def _failed_clean(job: Change[Any]) -> bool:
+    """The change was refused before anything was written."""
+    error = job.error
+    return isinstance(error, TierfsError) and type(error) not in (DamagedRecord, NamespaceError)
 
 
 def _reschedule(jobs: list[_Job[Any]]) -> None:

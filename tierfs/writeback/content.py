@@ -100,33 +100,47 @@ class ContentTable:
         self._contents: dict[int, FileContent] = {}
         self._changing: dict[int, trio.Event] = {}
         """Inodes whose staging file is being opened or closed right now."""
+        self.before_look: Callable[[], None] = _nothing
+        """Takes in what happened on another thread; called before anybody looks for contents in use."""
 
     def __len__(self) -> int:
         return len(self._contents)
 
     def peek(self, ino: int) -> FileContent | None:
         """The content in use for that inode, or None. Does not count as a use."""
+        self.before_look()
         return self._contents.get(ino)
 
     def overlay(self, inode: Inode) -> Inode:
         """``inode`` with the size and times that have not reached the namespace yet."""
-        content = self._contents.get(inode.ino)
+        content = self.peek(inode.ino)
         if content is not None and content.passed_through:
             self.notice_direct_writes(content)
         if content is None or not content.unsaved:
             return inode
+        # A rename or chmod may be newer than the last write.
         return schema.replace_inode(
-            inode, size_bytes=content.size_bytes, mtime_ns=content.mtime_ns, ctime_ns=content.ctime_ns
+            inode,
+            size_bytes=content.size_bytes,
+            mtime_ns=content.mtime_ns,
+            ctime_ns=max(inode.ctime_ns, content.ctime_ns),
         )
 
     async def acquire(self, ino: int) -> FileContent:
         """The content of that regular file, one use counted; ``release`` it. Raises ``NotFound``."""
+        self.before_look()
         while (event := self._changing.get(ino)) is not None:
             await event.wait()
         content = self._contents.get(ino)
         if content is None:
             content = await self._open(ino)
         content.users += 1
+        return content
+
+    def acquire_new(self, inode: Inode) -> FileContent:
+        """``acquire`` for a regular file that has just been made: empty, and nobody has had it open yet."""
+        content = self._contents[inode.ino] = _content_of(inode, None)
+        content.users = 1
         return content
 
     @asynccontextmanager
@@ -142,15 +156,7 @@ class ContentTable:
         with self._db.read() as txn:
             inode = tree.get(txn, ino)
             ref = None if inode.flags & schema.DATA_LOCAL else publish.ref_of(txn, inode)
-        content = FileContent(
-            ino=ino,
-            content_id=inode.content_id,
-            size_bytes=inode.size_bytes,
-            mtime_ns=inode.mtime_ns,
-            ctime_ns=inode.ctime_ns,
-            local=bool(inode.flags & schema.DATA_LOCAL),
-            ref=ref,
-        )
+        content = _content_of(inode, ref)
         if not content.local:
             self._contents[ino] = content
             return content
@@ -214,6 +220,7 @@ class ContentTable:
         """The last name of ``inode`` is gone: its bytes go now, or when the last user leaves."""
         if not inode.is_regular:
             return
+        self.before_look()
         while (event := self._changing.get(inode.ino)) is not None:
             await event.wait()
         content = self._contents.get(inode.ino)
@@ -385,8 +392,8 @@ class ContentTable:
         if content.passed_file is None:
             content.passed_file = found or NO_FILE
 
-    async def save(self, content: FileContent, *, durable: bool = False) -> None:
-        """Bring size and times into the namespace (flush, close, fsync)."""
+    async def save(self, content: FileContent, *, durable: bool = False, hurried: bool = True) -> None:
+        """Bring size and times into the namespace (flush, close, fsync). See ``Database.commit``."""
         if not content.unsaved:
             if durable:
                 await self._db.sync()
@@ -395,20 +402,37 @@ class ContentTable:
 
         def record(txn: WriteTransaction) -> None:
             inode = tree.get(txn, content.ino)
+            newest = max(inode.ctime_ns, ctime)
             schema.put_inode(
-                txn, schema.replace_inode(inode, size_bytes=size, mtime_ns=mtime, ctime_ns=ctime)
+                txn, schema.replace_inode(inode, size_bytes=size, mtime_ns=mtime, ctime_ns=newest)
             )
 
         if content.local:
             self._cache.note_mtime(content.content_id, mtime)
         try:
-            await self._db.commit(record, durable=durable)
+            await self._db.commit(record, durable=durable, hurried=hurried)
         except NotFound:
             if not content.unlinked:
                 raise
         # Only now: until the commit is visible everybody has to see the values laid over the record.
         if (content.size_bytes, content.mtime_ns, content.ctime_ns) == (size, mtime, ctime):
             content.unsaved = False
+
+
+def _content_of(inode: Inode, ref: ObjectRef | None) -> FileContent:
+    return FileContent(
+        ino=inode.ino,
+        content_id=inode.content_id,
+        size_bytes=inode.size_bytes,
+        mtime_ns=inode.mtime_ns,
+        ctime_ns=inode.ctime_ns,
+        local=bool(inode.flags & schema.DATA_LOCAL),
+        ref=ref,
+    )
+
+
+def _nothing() -> None:
+    return None
 
 
 def check_size(size_bytes: int) -> None:

@@ -102,7 +102,7 @@ static void replace_engine(void)
     assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channels) == 0);
     engine = requests[1];
     channel = channels[1];
-    tierfs_relay_connect(relay, requests[0], channels[0]);
+    tierfs_relay_connect(relay, requests[0], channels[0], -1);
     close(channels[0]);
     tierfs_relay_attach(relay);
 }

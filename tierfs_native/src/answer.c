@@ -210,6 +210,8 @@ long tierfs_answer_at(const struct tierfs_answers *answers, struct tierfs_reader
     case FUSE_ACCESS: /* the kernel checks permissions itself, and asks no more once it is told so */
     case FUSE_STATX: /* GETATTR says all there is: nothing has a time of birth */
         return -ENOSYS;
+    case FUSE_FLUSH: /* what close(2) has to save is saved at RELEASE, which nobody waits for */
+        return answers->settings.close_waits ? TIERFS_RELAY : 0;
     case FUSE_RELEASEDIR:
         return has_front_handle(&request) ? 0 : TIERFS_RELAY;
     default:

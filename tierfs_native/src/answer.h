@@ -19,6 +19,7 @@ struct tierfs_answer_settings {
     uint64_t ttl_ns, negative_ttl_ns;
     uint32_t uid, gid, file_mode, dir_mode; /* of what has neither mode nor owner of its own */
     bool read_only;
+    bool close_waits;
 };
 
 struct tierfs_answers;

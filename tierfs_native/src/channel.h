@@ -77,6 +77,8 @@ struct tierfs_view_settings {
     uint32_t answers; /* 0: every request goes to the engine */
     uint32_t open_mode; /* enum tierfs_open_mode; of a mount that is read-only */
     uint32_t transport; /* enum tierfs_transport */
+    uint32_t close_waits; /* close(2) has to wait for the engine (write-through) */
+    uint32_t reserved;
 };
 
 struct tierfs_counts {
@@ -98,7 +100,7 @@ struct tierfs_counts {
 _Static_assert(sizeof(struct tierfs_channel_header) == 16, "channel header");
 _Static_assert(sizeof(struct tierfs_hello) == 8, "hello");
 _Static_assert(sizeof(struct tierfs_handle) == 32, "handle");
-_Static_assert(sizeof(struct tierfs_view_settings) == 48, "view settings");
+_Static_assert(sizeof(struct tierfs_view_settings) == 56, "view settings");
 _Static_assert(sizeof(struct tierfs_counts) == 80, "counts");
 
 struct tierfs_packet {

@@ -4,7 +4,7 @@
  *
  *   tierfs-front --state-dir DIR [--workers N] [--report FD] -- ENGINE [ARGUMENT...]
  *
- * Threads: this one (signals, the channel, the engine's life), the workers of device.c, the three of relay.c.
+ * Threads: this one (signals, the channel, the engine's life), the workers of device.c, the four of relay.c.
  */
 #define _GNU_SOURCE
 #include "abi.h"
@@ -361,6 +361,7 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
         .file_mode = said.file_mode,
         .dir_mode = said.dir_mode,
         .read_only = said.read_only != 0,
+        .close_waits = said.close_waits != 0,
     };
     struct tierfs_answers *answers = NULL;
     int result = tierfs_view_open(path, &front->view);
@@ -492,7 +493,7 @@ static int start_engine(struct front *front)
     front->engine_starts++;
     front->ready_at_ms = 0;
     front->start_at_ms = 0;
-    tierfs_relay_connect(front->relay, engine.requests, engine.channel);
+    tierfs_relay_connect(front->relay, engine.requests, engine.channel, engine.names);
     pthread_mutex_lock(&front->channel_lock);
     front->engine = engine;
     pthread_mutex_unlock(&front->channel_lock);

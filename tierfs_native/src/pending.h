@@ -21,6 +21,7 @@ struct tierfs_request {
     bool unanswered; /* nothing comes back: it is done with once it is sent */
     bool interrupted; /* whoever waits for the answer has got a signal */
     bool extra;       /* goes to the engine on the channel: pyfuse3 does not know it */
+    bool names;       /* goes to the thread of the engine that commits */
     uint32_t bytes;
     _Alignas(8) char message[]; /* begins with a struct of 8-byte integers */
 };

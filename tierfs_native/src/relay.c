@@ -17,6 +17,7 @@
 #define NOTICES_MAX 100000u
 #define SOCKET_BUFFER_BYTES (4 * 1024 * 1024)
 #define EXTRA_REPLY_MAX_BYTES 256u
+#define NAMES_MAX_BYTES 65536u
 
 struct notice {
     struct notice *next;
@@ -32,6 +33,9 @@ struct tierfs_relay {
     int device;
     int socket;      /* to the engine, or -1 */
     int channel;     /* likewise, for what pyfuse3 does not know */
+    int names;       /* likewise, for names of files */
+    bool has_names;
+    bool names_ended; /* all that came from there has been read */
     unsigned senders; /* threads that are sending on it with the lock given up; it is closed after them */
     bool attached;   /* it takes requests */
     bool initialised; /* the kernel has its answer to INIT */
@@ -45,6 +49,7 @@ struct tierfs_relay {
     uint64_t relayed, repeated;
     uint64_t answered; /* by the engine of now, or the last one */
     char *answer; /* of the thread that gets the answers */
+    char *names_answer; /* of the one that gets those about names */
 
     pthread_mutex_t notice_lock;
     pthread_cond_t notice_added;
@@ -68,6 +73,8 @@ static void send_interrupt(struct tierfs_relay *relay, const struct tierfs_reque
     message.header.opcode = FUSE_INTERRUPT;
     message.header.unique = meant->unique | 1; /* as the kernel numbers them */
     message.interrupt.unique = meant->unique;
+    if (meant->names)
+        return; /* it is answered as soon as it is committed */
     /* Without waiting: this may be a thread that others wait for. */
     if (meant->extra)
         error = -tierfs_channel_send(relay->channel, TIERFS_EXTRA_INTERRUPT, meant->unique, NULL, 0,
@@ -81,7 +88,7 @@ static void send_interrupt(struct tierfs_relay *relay, const struct tierfs_reque
 /* Under the lock, which is given up while the message is sent. Returns 0 or -errno. */
 static int send_request(struct tierfs_relay *relay, struct tierfs_request *request, int flags)
 {
-    int socket = relay->socket;
+    int socket = request->names ? relay->names : relay->socket;
     int channel = relay->channel;
     int result = 0;
 
@@ -161,6 +168,12 @@ static bool is_extra(uint32_t opcode)
     default:
         return false;
     }
+}
+
+/* What ends with the commit of one change in the namespace. */
+static bool is_about_names(uint32_t opcode)
+{
+    return opcode == FUSE_CREATE || opcode == FUSE_UNLINK || opcode == FUSE_RENAME || opcode == FUSE_RENAME2;
 }
 
 /* What the relay itself reads of a request, behind the header. */
@@ -299,6 +312,7 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
     }
     struct fuse_in_header *copy = (void *)request->message;
     request->extra = is_extra(header->opcode);
+    request->names = relay->has_names && is_about_names(header->opcode);
     if (changes_names(header->opcode)) {
         if (++relay->last_token > INT32_MAX)
             relay->last_token = 1;
@@ -428,8 +442,8 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
 }
 
 /*
- * Gives the kernel its answer. Requests that go to pyfuse3 are taken out by one thread alone, those that go on the
- * channel by one thread at a time: the message stays where it is until then.
+ * Gives the kernel its answer. Requests that go to pyfuse3 are taken out by one thread alone, those about names by
+ * another, and those that go on the channel by one thread at a time: the message stays where it is until then.
  */
 static void finish(struct tierfs_relay *relay, struct tierfs_request *request, struct fuse_out_header *header,
                    size_t bytes)
@@ -471,7 +485,7 @@ static void forward_answer(struct tierfs_relay *relay, size_t bytes)
         return;
     }
     struct tierfs_request *request = tierfs_pending_find(&relay->pending, header->unique);
-    if (request == NULL || request->extra || request->unanswered) {
+    if (request == NULL || request->extra || request->names || request->unanswered) {
         pthread_mutex_unlock(&relay->lock);
         return; /* the engine has answered what an earlier one had answered */
     }
@@ -567,11 +581,16 @@ static void end_of_engine(struct tierfs_relay *relay)
     relay->attached = relay->replaying = false;
     /* Wakes who still sends. The number of the descriptor must not mean another file before they are through. */
     (void)shutdown(relay->socket, SHUT_RDWR);
-    while (relay->senders != 0)
+    if (relay->names >= 0)
+        (void)shutdown(relay->names, SHUT_RDWR);
+    /* What has been answered about names is read to its end: it must not be repeated. */
+    while (relay->senders != 0 || (relay->names >= 0 && !relay->names_ended))
         pthread_cond_wait(&relay->changed, &relay->lock);
     close(relay->socket);
     close(relay->channel);
-    relay->socket = relay->channel = -1;
+    if (relay->names >= 0)
+        close(relay->names);
+    relay->socket = relay->channel = relay->names = -1;
     tierfs_pending_rewind(&relay->pending);
     pthread_cond_broadcast(&relay->changed);
     pthread_mutex_unlock(&relay->lock);
@@ -604,6 +623,53 @@ static void *get_answers(void *context)
     return NULL;
 }
 
+/* Answers about names: several in one packet, each with its length. */
+static void forward_names(struct tierfs_relay *relay, size_t bytes)
+{
+    for (size_t position = 0; bytes - position >= sizeof(struct fuse_out_header);) {
+        struct fuse_out_header *header = (void *)(relay->names_answer + position);
+        size_t length = header->len;
+        if (length < sizeof *header || length > bytes - position) {
+            tierfs_error("the engine's answers have a wrong size  bytes=%zu", bytes);
+            return;
+        }
+        pthread_mutex_lock(&relay->lock);
+        struct tierfs_request *request = tierfs_pending_find(&relay->pending, header->unique);
+        if (request != NULL && !request->names)
+            request = NULL; /* another thread takes it out, at any time from here on */
+        pthread_mutex_unlock(&relay->lock);
+        if (request != NULL)
+            finish(relay, request, header, length);
+        position += (length + 7) & ~(size_t)7;
+        if (position > bytes)
+            return;
+    }
+}
+
+/* Gets answers about names from one engine after another. */
+static void *get_names_answers(void *context)
+{
+    struct tierfs_relay *relay = context;
+
+    for (;;) {
+        pthread_mutex_lock(&relay->lock);
+        while (relay->names < 0 || relay->names_ended)
+            pthread_cond_wait(&relay->changed, &relay->lock);
+        int socket = relay->names;
+        pthread_mutex_unlock(&relay->lock);
+        ssize_t bytes;
+        while ((bytes = recv(socket, relay->names_answer, NAMES_MAX_BYTES, 0)) > 0 ||
+               (bytes < 0 && errno == EINTR))
+            if (bytes > 0)
+                forward_names(relay, (size_t)bytes);
+        pthread_mutex_lock(&relay->lock);
+        relay->names_ended = true;
+        pthread_cond_broadcast(&relay->changed);
+        pthread_mutex_unlock(&relay->lock);
+    }
+    return NULL;
+}
+
 /* -- for the main thread -- */
 
 static int start_thread(void *(*function)(void *), struct tierfs_relay *relay)
@@ -625,19 +691,22 @@ int tierfs_relay_create(const struct tierfs_relay_links *links, struct tierfs_re
     if (made == NULL)
         return -ENOMEM;
     made->links = *links;
-    made->device = made->socket = made->channel = -1;
+    made->device = made->socket = made->channel = made->names = -1;
     made->notices_end = &made->notices;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->changed, NULL);
     pthread_mutex_init(&made->notice_lock, NULL);
     pthread_cond_init(&made->notice_added, NULL);
     made->answer = aligned_alloc(4096, MESSAGE_MAX_BYTES);
-    if (made->answer == NULL)
+    made->names_answer = malloc(NAMES_MAX_BYTES);
+    if (made->answer == NULL || made->names_answer == NULL)
         return -ENOMEM;
     *relay = made;
     result = start_thread(send_requests, made);
     if (result == 0)
         result = start_thread(get_answers, made);
+    if (result == 0)
+        result = start_thread(get_names_answers, made);
     if (result == 0)
         result = start_thread(send_notices, made);
     return result;
@@ -664,7 +733,7 @@ void tierfs_relay_truncates_apart(struct tierfs_relay *relay)
     pthread_mutex_unlock(&relay->lock);
 }
 
-void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel)
+void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel, int names)
 {
     int bytes = SOCKET_BUFFER_BYTES;
     int own = fcntl(channel, F_DUPFD_CLOEXEC, 0);
@@ -679,6 +748,9 @@ void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel)
         pthread_cond_wait(&relay->changed, &relay->lock);
     relay->socket = socket;
     relay->channel = own;
+    relay->names = names;
+    relay->has_names = relay->has_names || names >= 0;
+    relay->names_ended = false;
     relay->answered = 0;
     pthread_cond_broadcast(&relay->changed);
     pthread_mutex_unlock(&relay->lock);

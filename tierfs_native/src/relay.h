@@ -51,10 +51,12 @@ void tierfs_relay_lists_plainly(struct tierfs_relay *relay);
 void tierfs_relay_truncates_apart(struct tierfs_relay *relay);
 
 /*
- * A new engine, which takes no requests yet. The relay closes the socket; of the channel, on which requests go that
- * pyfuse3 does not know, it makes a descriptor of its own.
+ * A new engine, which takes no requests yet. The relay closes the sockets; of the channel, on which requests go that
+ * pyfuse3 does not know, it makes a descriptor of its own. names: a socket to the thread that commits, for requests that
+ * make, move and remove names of files: the same messages as on the first one, but several answers may come in one
+ * packet. -1: there is none, and never was one.
  */
-void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel);
+void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel, int names);
 
 /* The engine takes requests from now on. */
 void tierfs_relay_attach(struct tierfs_relay *relay);

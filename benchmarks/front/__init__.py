@@ -1,0 +1,1 @@
+"""What the front costs, operation by operation: each module measures one kind of work on a directory."""
