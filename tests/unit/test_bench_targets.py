@@ -139,6 +139,8 @@ def test_what_cannot_be_measured_is_refused(parent: Path, monkeypatch: pytest.Mo
         DirectoryTarget(str(parent / "theirs" / "file")).open(MIB)
     with pytest.raises(ConfigError, match=r"MiB free.*--size"):
         DirectoryTarget(str(parent)).open(1 << 60)
+    with pytest.raises(ConfigError, match=r"MiB free.*--size"):
+        bucket(parent).open(1 << 60)
     with pytest.raises(ConfigError, match="TARGET"):
         bucket(parent / "nowhere").open(MIB)
 
@@ -197,6 +199,7 @@ def test_a_run_measures_every_load_and_leaves_nothing(target: BenchTarget, paren
         assert one.bytes > 0 or one.workload == "metadata", one.variant
         assert one.latency is None or one.latency.count > 0
     assert found.options == {"seed": 3}
+    assert found.loop_cost_ns > 0
     assert [line for line in said if line.startswith("mixed: ")]
     assert [path.name for path in parent.iterdir()] == ["theirs"]
     assert result.decode(result.encode(found)) == found

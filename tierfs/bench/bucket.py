@@ -6,6 +6,7 @@ threads, and a process with threads cannot be forked safely.
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from tierfs.bench import result
+from tierfs.bench import result, space
 from tierfs.bench.files import PIECE_BYTES, Content, FileSet, share
 from tierfs.bench.processes import Loop, Recorder, Task, call_in_child, run_together
 from tierfs.bench.target import PLACE_PREFIX, STORE, Tick
@@ -50,6 +51,8 @@ class BucketTarget:
 
     def open(self, needed_bytes: int) -> list[str]:
         settings = self._settings
+        if os.path.isdir(settings.source):
+            space.check(settings.source, needed_bytes)
 
         def make_place() -> str:
             store, prefix = open_store(settings)

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from tierfs.bench import caches, loops, mounted, result
+from tierfs.bench import caches, loops, mounted, result, space
 from tierfs.bench.files import FileSet, make_files
 from tierfs.bench.mounted import TierfsMount
 from tierfs.bench.processes import Task
@@ -18,8 +18,6 @@ from tierfs.errors import ConfigError, ControlError
 from tierfs.mountpoint import MountInfo, canonical, is_below, mounts
 
 MARKER = "made-by-tierfs-bench"
-FREE_SHARE = 0.9
-"""Never more than this share of what is free: a full disk measures nothing and hurts others."""
 
 
 class DirectoryTarget:
@@ -60,7 +58,7 @@ class DirectoryTarget:
             notes.append(f"measured as a plain directory, its tierfs engine cannot be asked: {found}")
         self._system = _file_system(self.parent)
         self.cold = self._what_cold_is()
-        self._check_space(needed_bytes)
+        space.check(self.parent, needed_bytes)
         notes += [
             f"{left} is left from a run that was killed; remove it when nothing uses it"
             for left in _left_behind(self.parent)
@@ -177,18 +175,6 @@ class DirectoryTarget:
         return loops.walk_tree(files.root, rounds=None)
 
     # -- about the place
-
-    def _check_space(self, needed_bytes: int) -> None:
-        try:
-            stat = os.statvfs(self.parent)
-        except OSError as error:
-            raise ConfigError(f"TARGET: {self.parent}: {error.strerror}") from error
-        free_bytes = stat.f_bavail * stat.f_frsize
-        if stat.f_blocks and needed_bytes > free_bytes * FREE_SHARE:
-            raise ConfigError(
-                f"TARGET: {self.parent} has {free_bytes / 1024**2:,.0f} MiB free, and up to "
-                f"{needed_bytes / 1024**2:,.0f} MiB would be written: give --size"
-            )
 
     def _what_cold_is(self) -> str:
         if self.mount is not None:

@@ -27,6 +27,10 @@ def report_of(result: BenchResult, *, plots: bool = True) -> Report:
         "Times are of single operations (see below); CPU seconds are those of the measuring processes, "
         "system calls included, and of the mount's own processes where it is a tierfs mount."
     )
+    if result.loop_cost_ns:
+        summary.text.append(
+            f"Loops other than fio add {duration(result.loop_cost_ns)} of their own to each operation."
+        )
     if plots:
         _cpu(summary, result.measurements)
         for workload in ALL:

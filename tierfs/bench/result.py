@@ -113,6 +113,8 @@ class BenchResult(msgspec.Struct, kw_only=True):
     options: dict[str, Parameter] = {}
     cold: str = ""
     """What "cold" means for this target."""
+    loop_cost_ns: float = 0.0
+    """What our own loops add to the time of each operation; fio's do not count it."""
     measurements: list[Measurement] = []
     skipped: list[Skipped] = []
     notes: list[str] = []

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tierfs.bench import machine
+from tierfs.bench.processes import own_cost_ns
 from tierfs.bench.result import BenchResult, Parameter
 from tierfs.bench.scale import Scale
 from tierfs.bench.session import Session, Watcher, Workload
@@ -29,6 +30,7 @@ def run(
     started = datetime.datetime.now(datetime.UTC)
     began_s = time.monotonic()
     about = machine.machine()
+    loop_cost_ns = own_cost_ns()
     left: list[str] = []
     try:
         notes = target.open(size.size_bytes)
@@ -49,6 +51,7 @@ def run(
         versions=machine.versions("fio"),
         options=options or {},
         cold=target.cold,
+        loop_cost_ns=round(loop_cost_ns, 1),
         measurements=session.measurements,
         skipped=session.skipped,
         notes=[*session.notes, *left],
