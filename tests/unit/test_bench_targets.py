@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -253,6 +254,27 @@ def test_what_there_was_no_time_for_is_named(parent: Path) -> None:
     found = run.run(DirectoryTarget(str(parent)), tiny(), [Workload("a", "", 1, late)])
     assert [(one.variant, one.failed) for one in found.skipped] == [("v", False)]
     assert "--time" in found.skipped[0].reason
+
+
+def test_variants_share_the_time_that_is_left(parent: Path) -> None:
+    given: list[float] = []
+    usual_s = 10.0
+
+    def many(session: Session) -> None:
+        session._load_stop_s = time.monotonic() + 55.0
+        given.extend(session.each_s for _ in session.in_turn(range(10)))
+        assert session.each_s == usual_s, "as before"
+        session._load_stop_s = time.monotonic() + 5.0
+        given.extend(session.each_s for _ in session.in_turn(range(10)))
+        session._load_stop_s = time.monotonic() + 500.0
+        given.extend(session.each_s for _ in session.in_turn(range(10)))
+
+    wanted = scale.choose(quick=True, size_bytes=8 * MIB, limit_s=600.0, each_s=usual_s)
+    found = run.run(DirectoryTarget(str(parent)), wanted, [Workload("a", "", 1, many)])
+    assert found.skipped == []
+    assert given[0] == pytest.approx(4.7, abs=0.4), "a tenth of the time, less what a start takes"
+    assert given[10] == usual_s / 4, "not shorter than a quarter"
+    assert given[20] == usual_s, "not longer than usual"
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -8,8 +8,9 @@ time that is left; when that is over, its remaining variants are skipped, and sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tierfs.bench import daemons, fio, scale
 from tierfs.bench.files import FileSet, large_files, small_files
@@ -20,9 +21,12 @@ from tierfs.bench.target import BenchTarget
 from tierfs.errors import BenchFailed, TierfsError
 
 COLD, WARM = "cold", "warm"
+START_S = 0.8
+"""About what it takes to start fio, or processes."""
 MAKE_SHARE = 0.4
 """Of a load's time, what making its data may take."""
 
+T = TypeVar("T")
 Watcher = Callable[[str, float], None]
 """Called a few times a second with what is being done, and which share of the time is over."""
 
@@ -51,6 +55,7 @@ class Session:
         self.notes: list[str] = []
         self._watcher = watcher
         self._doing = ""
+        self.each_s = size.variant_s
         self._started_s = time.monotonic()
         self._stop_s = self._started_s + size.limit_s
         self._load_stop_s = self._stop_s
@@ -76,6 +81,20 @@ class Session:
                 workload.run(self)
             except (TierfsError, OSError) as error:
                 self.fail("", error)
+
+    def in_turn(self, variants: Sequence[T]) -> Iterator[T]:
+        """Variants one after the other, each so short (``each_s``) that all of them have a turn.
+
+        They are not made shorter than a quarter of their usual time: the last ones are left out before that.
+        """
+        usual_s = self.scale.variant_s
+        try:
+            for number, variant in enumerate(variants):
+                fair_s = self.time_left_s() / (len(variants) - number) - START_S
+                self.each_s = min(usual_s, max(fair_s, usual_s / 4))
+                yield variant
+        finally:
+            self.each_s = usual_s
 
     def time_left_s(self) -> float:
         """Of the load that runs now."""
@@ -165,7 +184,7 @@ class Session:
     ) -> Measurement | None:
         """Run tasks together and keep what came out; None if there was no time, or they failed.
 
-        ``limit_s`` None: a variant's usual time.
+        ``limit_s`` None: as long as a variant has (``each_s``).
         """
         found = self.measure_groups([(variant, tasks, operation, parameters)], limit_s=limit_s)
         return found[0] if found else None
@@ -249,7 +268,7 @@ class Session:
 
     def _limit(self, variant: str, wanted_s: float | None) -> float | None:
         """How long it may run; None, and noted, if there is no time for something that says anything."""
-        wanted = self.scale.variant_s if wanted_s is None else wanted_s
+        wanted = self.each_s if wanted_s is None else wanted_s
         left = self.time_left_s()
         if left < self.scale.variant_s / 4:
             self.skip(variant, self._no_time())

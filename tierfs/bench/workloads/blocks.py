@@ -6,7 +6,6 @@ several block sizes, numbers of workers and ways to read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tierfs.bench import fio
@@ -37,16 +36,17 @@ def _sequential(session: Session) -> None:
     files = session.large()
     blocks = (MIB,) if session.scale.quick else (128 * KIB, MIB, 8 * MIB)
     if not session.target.cold:
-        for block in (8 * MIB,) if session.scale.quick else (MIB, 8 * MIB, 16 * MIB):
-            for workers in session.scale.workers:
-                _stream(session, files, _Variant(block, workers, STORE), "")
+        sizes = (8 * MIB,) if session.scale.quick else (MIB, 8 * MIB, 16 * MIB)
+        direct = [_Variant(block, workers, STORE) for block in sizes for workers in session.scale.workers]
+        for variant in session.in_turn(direct):
+            _stream(session, files, variant, "")
         return
     for workers in sorted({1, session.scale.most}):
         variant = _Variant(MIB, workers, BUFFERED)
         if session.make_cold(files, variant.name(COLD)):
             _stream(session, files, variant, COLD)
     session.warm_up(files)
-    for variant in _warm_variants(session, blocks):
+    for variant in session.in_turn(_warm_variants(session, blocks)):
         _warm(session, files, variant, sequential=True)
 
 
@@ -54,42 +54,47 @@ def _random(session: Session) -> None:
     files = session.large()
     blocks = (4 * KIB,) if session.scale.quick else (4 * KIB, 64 * KIB)
     if not session.target.cold:
-        for block in (4 * KIB, 128 * KIB):
-            for workers in session.scale.workers:
-                _pick(session, files, _Variant(block, workers, STORE), "")
+        sizes = (4 * KIB, 128 * KIB)
+        direct = [_Variant(block, workers, STORE) for block in sizes for workers in session.scale.workers]
+        for variant in session.in_turn(direct):
+            _pick(session, files, variant, "")
         return
     for block in blocks:
         variant = _Variant(block, session.scale.most, BUFFERED)
         if session.make_cold(files, variant.name(COLD)):
             _pick(session, files, variant, COLD)
     session.warm_up(files)
-    for variant in _warm_variants(session, blocks):
+    for variant in session.in_turn(_warm_variants(session, blocks)):
         _warm(session, files, variant, sequential=False)
 
 
-def _warm_variants(session: Session, blocks: tuple[int, ...]) -> Iterator[_Variant]:
+def _warm_variants(session: Session, blocks: tuple[int, ...]) -> list[_Variant]:
     """Every way, block size and number of workers; with ``--quick`` only what differs most."""
     most = session.scale.most
+    found = []
     for block in blocks:
         for way in (BUFFERED, DIRECT, MMAP, fio.IO_URING):
             counts = session.scale.workers
             if session.scale.quick:
                 counts = {BUFFERED: (1, most), DIRECT: (most,), MMAP: (1,), fio.IO_URING: (1,)}[way]
-            for workers in sorted(set(counts)):
-                yield _Variant(block, workers, way)
+            found += [_Variant(block, workers, way) for workers in sorted(set(counts))]
+    return found
 
 
 def _stream(session: Session, files: FileSet, variant: _Variant, state: str) -> None:
+    """Cold: each file once. Else (a store) again and again."""
     parts = share(range(len(files.entries)), variant.workers)
     tasks = [
-        session.target.read_streams(files, part, block_bytes=variant.block_bytes, way=variant.way)
+        session.target.read_streams(
+            files, part, block_bytes=variant.block_bytes, way=variant.way, repeat=not state
+        )
         for part in parts
     ]
     session.measure(
         variant.name(state),
         tasks,
         operation=f"read of {size(variant.block_bytes)}",
-        limit_s=session.scale.variant_s * COLD_LIMIT_FACTOR,
+        limit_s=session.each_s * (COLD_LIMIT_FACTOR if state else 1),
         parameters=_parameters(variant, state, "loop"),
     )
 
@@ -118,7 +123,7 @@ def _warm(session: Session, files: FileSet, variant: _Variant, *, sequential: bo
             jobs=variant.workers,
             way=variant.way,
             sequential=sequential,
-            seconds=session.scale.variant_s,
+            seconds=session.each_s,
             seed=session.seed,
         )
         operation = f"read of {size(variant.block_bytes)}"

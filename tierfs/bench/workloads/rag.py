@@ -17,16 +17,16 @@ QUERY = f"query of {CHAIN} reads of 4 KiB"
 def _run(session: Session) -> None:
     files = session.large()
     if not session.target.cold:
-        for workers in session.scale.workers:
+        for workers in session.in_turn(session.scale.workers):
             _queries(session, "", "store", workers)
         return
     most = session.scale.most
     if session.make_cold(files, f"{COLD}, {BUFFERED}, {processes(most)}"):
         _queries(session, COLD, BUFFERED, most)
     session.warm_up(files)
-    for way in (BUFFERED, MMAP):
-        for workers in session.scale.workers:
-            _queries(session, WARM, way, workers)
+    warm = [(way, workers) for way in (BUFFERED, MMAP) for workers in session.scale.workers]
+    for way, workers in session.in_turn(warm):
+        _queries(session, WARM, way, workers)
 
 
 def _queries(session: Session, state: str, way: str, workers: int) -> None:
