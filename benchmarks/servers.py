@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,9 +232,3 @@ def _running(
             process.wait()
 
 
-def host_and_port(url: str) -> tuple[str, int]:
-    """Of a URL that names its port."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.hostname is None or parts.port is None:
-        raise ValueError(f"{url!r} names no host and port")
-    return parts.hostname, parts.port
