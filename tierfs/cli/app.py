@@ -20,6 +20,7 @@ from tierfs.cli import (
     meta,
     mount,
     pin,
+    plan,
     prefetch,
     status,
     umount,
@@ -66,6 +67,7 @@ app.command("evict")(evict.command)
 app.command("upgrade")(upgrade.command)
 app.add_typer(meta.app, name="meta")
 app.command("bench")(bench.command)
+app.command("plan")(plan.command)
 app.command("doctor")(doctor.command)
 app.command("version")(version.command)
 

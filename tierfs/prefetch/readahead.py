@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from tierfs.cache.residency import Cache
 from tierfs.config import Settings
 from tierfs.metrics import Metrics
 from tierfs.prefetch.pattern import PatternDetector, Range
-from tierfs.prefetch.runner import PrefetchRunner
+from tierfs.prefetch.runner import LocalBytes, PrefetchRunner
 from tierfs.prefetch.succession import Neighbours, SuccessionDetector, Successor
 from tierfs.types import ContentId, ObjectRef
 
@@ -41,7 +40,7 @@ class ReadAheadTable:
 
     def __init__(
         self,
-        cache: Cache,
+        cache: LocalBytes,
         settings: Settings,
         *,
         following: Neighbours | None = None,

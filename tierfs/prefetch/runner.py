@@ -6,9 +6,12 @@ knows better what to ask for. Demand reads never pass through here.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
+
 import trio
 
-from tierfs.cache.residency import Cache
 from tierfs.errors import TierfsError
 from tierfs.log import get_logger
 from tierfs.metrics import Metrics
@@ -23,6 +26,18 @@ READ_AHEAD_DROPPED_BYTES = "tierfs_read_ahead_dropped_bytes_total"
 READ_AHEAD_FAILURES = "tierfs_read_ahead_failures_total"
 
 
+class LocalBytes(Protocol):
+    """What is asked of the cache: ``cache.residency.Cache``, or a simulated one."""
+
+    def is_complete(self, content_id: ContentId) -> bool: ...
+
+    async def prefetch(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> int: ...
+
+
+Spawn = Callable[[Callable[[], Awaitable[None]]], object]
+"""Runs an async function beside everything else, as ``trio.Nursery.start_soon`` does."""
+
+
 class PrefetchRunner:
     """See the module docstring. Trio thread only.
 
@@ -31,12 +46,12 @@ class PrefetchRunner:
     """
 
     def __init__(
-        self, cache: Cache, *, task_limit: int, budget_bytes: int, metrics: Metrics | None = None
+        self, cache: LocalBytes, *, task_limit: int, budget_bytes: int, metrics: Metrics | None = None
     ) -> None:
         self._cache = cache
         self._task_limit = task_limit
         self._budget_bytes = budget_bytes
-        self._nursery: trio.Nursery | None = None
+        self._spawn: Spawn | None = None
         self._in_flight: dict[ContentId, list[Range]] = {}
         self._tasks = 0
         self._bytes = 0
@@ -57,17 +72,21 @@ class PrefetchRunner:
     async def run(self) -> None:
         """Own the tasks, until cancelled. Hints given while this does not run are refused."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self.start(nursery.start_soon)
             try:
                 await trio.sleep_forever()
             finally:
-                self._nursery = None
+                self._spawn = None
+
+    def start(self, spawn: Spawn) -> None:
+        """What runs the tasks, for those who have no trio: a simulation in its own time."""
+        self._spawn = spawn
 
     def hint(self, ref: ObjectRef, wanted: Range) -> bool:
         """Start fetching that range now; False if that cannot be done. Never waits, never raises."""
-        nursery = self._nursery
+        spawn = self._spawn
         mine = self._in_flight.get(ref.content_id)
-        if nursery is None or self._tasks >= self._task_limit or not self._fits(mine, wanted):
+        if spawn is None or self._tasks >= self._task_limit or not self._fits(mine, wanted):
             self._dropped.add(wanted.length_bytes)
             return False
         self._requested.add(wanted.length_bytes)
@@ -77,7 +96,7 @@ class PrefetchRunner:
             self._in_flight[ref.content_id] = [wanted]
         else:
             mine.append(wanted)
-        nursery.start_soon(self._fetch, ref, wanted)
+        spawn(partial(self._fetch, ref, wanted))
         return True
 
     def is_fetching(self, content_id: ContentId, offset: int, length: int) -> bool:

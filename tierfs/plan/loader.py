@@ -1,0 +1,96 @@
+"""A training loop in simulated time: loader processes read batches, GPUs take them, and all take a step
+together.
+
+Each GPU has its loader processes, which make whole batches in turn and may be some batches ahead (as in
+PyTorch's DataLoader). A step begins when the last GPU has its batch: the time from when the first one could
+have begun is the stall of that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from simpy import Environment, Event, Store
+
+from tierfs.plan.node import PIECE_BYTES, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a training loop does in one step."""
+
+    gpus: int
+    """Of each node."""
+    workers: int
+    """Loader processes of each GPU."""
+    prefetch_batches: int
+    batch_bytes: float
+    """Of one GPU in one step."""
+    step_s: float
+
+
+class Training:
+    """``run`` steps on all nodes. ``orders``: the files of each node, in turn, taken by whoever is next."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        pace: Pace,
+        nodes: list[Node],
+        orders: list[Iterator[int]],
+        content_bytes: int,
+    ) -> None:
+        self._environment = environment
+        self._pace = pace
+        self._content_bytes = content_bytes
+        self._queues: list[list[Store]] = []
+        self.stalls_s: list[float] = []
+        for node, order in zip(nodes, orders, strict=True):
+            for _ in range(pace.gpus):
+                queues = [Store(environment, pace.prefetch_batches) for _ in range(pace.workers)]
+                self._queues.append(queues)
+                for number, queue in enumerate(queues):
+                    environment.process(self._load(node, order, queue, number))
+
+    def run(self, steps: int) -> bool:
+        """Simulate so many steps; False if the files were not enough for them. Call it once."""
+        steps_done = self._environment.process(self._train(steps))
+        return bool(self._environment.run(until=steps_done))
+
+    def _train(self, steps: int) -> Generator[Event, Any, bool]:
+        environment, workers = self._environment, self._pace.workers
+        for number in range(steps):
+            wanted_s = environment.now
+            for queues in self._queues:
+                if not (yield queues[number % workers].get()):
+                    return False
+            self.stalls_s.append(environment.now - wanted_s)
+            yield environment.timeout(self._pace.step_s)
+        return True
+
+    def _load(
+        self, node: Node, order: Iterator[int], queue: Store, number: int
+    ) -> Generator[Event, Any, None]:
+        """One loader process: batches ``number``, ``number + workers``... of its GPU; False when files run
+        out.
+        """
+        content, offset, owed = -1, self._content_bytes, 0.0
+        while True:
+            owed += self._pace.batch_bytes
+            while owed >= 1:
+                if offset >= self._content_bytes:
+                    content = next(order, -1)
+                    if content < 0:
+                        yield queue.put(False)
+                        return
+                    offset = 0
+                until_piece = PIECE_BYTES - offset % PIECE_BYTES
+                length = min(until_piece, self._content_bytes - offset, int(owed))
+                arrival, length = node.read(content, offset, length)
+                offset += length
+                owed -= length
+                if arrival is not None:
+                    yield arrival
+            yield queue.put(True)
