@@ -30,10 +30,10 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import loops
+from benchmarks.lockstep import run_epoch
 from benchmarks.loops import LoopFailed, drop_page_cache, together
 from benchmarks.mounted import Mounted, MountFailed, fresh_mount
 from benchmarks.quick import machine
-from benchmarks.lockstep import run_epoch
 from tierfs.plan import measured, saves, setups
 from tierfs.plan.describe import shown, size
 from tierfs.plan.epochs import Scale, read_epochs
@@ -281,7 +281,7 @@ class Bench:
         return self.mount(self.store(job), tier_bytes=tier_bytes, shaped=True, connections=CONNECTIONS)
 
     def _save(self, mounted: Mounted, scenario: Scenario) -> dict[str, list[float]]:
-        """Saves, each next to one on the plain disk: the disk of a shared machine is never the same for long."""
+        """Saves, each next to one on the plain disk: a shared disk is never the same for long."""
         plain = self.work_dir / "plain"
         plain.mkdir(exist_ok=True)
         (mounted.mountpoint / "checkpoint").mkdir(exist_ok=True)

@@ -272,7 +272,8 @@ def _check(check: Check | None, section: Section) -> None:
     section.text.append(
         f"Compared with real mounts on {check.date} ({check.machine}; {check.command}; median of "
         f"{check.rounds} rounds): on average, shares are "
-        f"{100 * check.mean_error(shares=True):.0f} points off and times {100 * check.mean_error(shares=False):.0f} %"
+        f"{100 * check.mean_error(shares=True):.0f} points off and times "
+        f"{100 * check.mean_error(shares=False):.0f} %"
         + (f", at most {100 * (worst.error or 0):+.0f} % ({worst.job}: {worst.figure})." if worst else ".")
         + " Small jobs on one node, with rates measured just before; this says nothing about the assumptions "
         "above, and little about a thousand GPUs."
