@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,9 @@ import msgspec
 from benchmarks import loops
 from benchmarks.lockstep import run_epoch
 from benchmarks.loops import LoopFailed, drop_page_cache, together
-from benchmarks.mounted import Mounted, MountFailed, fresh_mount
+from benchmarks.mounted import Mounted, MountFailed
 from benchmarks.quick import machine
+from benchmarks.shaped import LATENCY_S, STREAM_RATE, Probed, ShapedMounts, probe, shares
 from tierfs.plan import measured, saves, setups
 from tierfs.plan.describe import shown, size
 from tierfs.plan.epochs import Scale, read_epochs
@@ -41,17 +42,11 @@ from tierfs.plan.loader import Pace
 from tierfs.plan.measured import Check, Compared
 from tierfs.plan.scenario import KIB, MIB, Scenario
 from tierfs.plan.trace import DataSet
-from tierfs.store.faulty import FAULTS_ENVIRONMENT
 
 UNLIMITED = 100e9
-STREAM_RATE = 12.0 * MIB
-LATENCY_S = 0.020
 CONNECTIONS = 4
-PROBE_FILES, PROBE_BYTES, PROBE_READERS = 8, 32 * MIB, 2
-PROBE_SMALL, PROBE_MISSES = 400, 150
 PULSES = 2
 PLAIN_RATE = "nvme_write_rate"
-MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +146,7 @@ class Bench:
 
     def __init__(self, work_dir: Path) -> None:
         self.work_dir = work_dir
-        self.mountpoint = work_dir / "mnt"
-        self.faults = work_dir / "faults.json"
+        self.mounts = ShapedMounts(work_dir)
 
     def fill(self, job: Job) -> list[str]:
         """The data set of a job as files in a store; returns their names by number."""
@@ -167,78 +161,6 @@ class Bench:
 
     def store(self, job: Job) -> Path:
         return self.work_dir / job.name.replace(" ", "-")
-
-    @contextlib.contextmanager
-    def mount(
-        self,
-        store: Path,
-        *,
-        tier_bytes: int,
-        shaped: bool,
-        connections: int = 32,
-        tier_in: Path | None = None,
-    ) -> Iterator[Mounted]:
-        """A new mount. ``tier_in``: where its tier and its state lie, if not on the disk."""
-        rules = [
-            {"kind": "latency", "operation": operation, "seconds": LATENCY_S, "bytes_per_s": STREAM_RATE}
-            for operation in ("get", "put", "upload_part")
-        ]
-        self.faults.write_bytes(msgspec.json.encode({"rules": rules if shaped else []}))
-        os.environ[FAULTS_ENVIRONMENT] = str(self.faults)
-        options = ["--fetch-concurrency", str(connections), "--upload-concurrency", str(connections),
-                   "--upload-delay", "0s"]  # fmt: skip
-        try:
-            with fresh_mount(
-                store.as_uri(),
-                self.mountpoint,
-                tier_in or self.work_dir,
-                tier_bytes=tier_bytes,
-                options=options,
-            ) as mounted:
-                yield mounted
-        finally:
-            del os.environ[FAULTS_ENVIRONMENT]
-
-    def rates(self) -> dict[str, float]:
-        """What the planner has to be told about this machine: fields of a scenario."""
-        store = self.work_dir / "probe"
-        store.mkdir(exist_ok=True)
-        piece = random.Random(2).randbytes(PROBE_BYTES)
-        for number in range(PROBE_FILES):
-            (store / f"large{number}").write_bytes(piece)
-        for number in range(PROBE_SMALL):
-            (store / f"small{number}").write_bytes(piece[: 96 * KIB])
-        with self.mount(store, tier_bytes=1024 * MIB, shaped=False) as mounted:
-            large = [str(mounted.mountpoint / f"large{number}") for number in range(PROBE_FILES)]
-            # In no order, or the next one would be on its way already.
-            numbers = random.Random(3).sample(range(PROBE_SMALL), PROBE_SMALL)
-            small = [str(mounted.mountpoint / f"small{number}") for number in numbers]
-            os.listdir(mounted.mountpoint)
-            cold = together(_shares(large, PROBE_READERS))
-            drop_page_cache(large)
-            warm = together(_shares(large, PROBE_READERS))
-            together([loops.read_files(small)])
-            drop_page_cache(small)
-            one_by_one = together([loops.read_files(small)])
-        with self.mount(store, tier_bytes=1024 * MIB, shaped=True) as mounted:
-            os.listdir(mounted.mountpoint)
-            missed = together([loops.read_files(small[:PROBE_MISSES])])
-            by_store_s = LATENCY_S + 96 * KIB / STREAM_RATE
-        with (
-            tempfile.TemporaryDirectory(prefix="tierfs-planned-", dir=MEMORY) as memory,
-            self.mount(store, tier_bytes=1024 * MIB, shaped=False, tier_in=Path(memory)) as mounted,
-        ):
-            saved = [str(mounted.mountpoint / f"rank{rank}") for rank in range(2)]
-            staged = together([loops.write_file(path, 2 * PROBE_BYTES) for path in saved])
-            for path in saved:
-                os.unlink(path)
-        return {
-            "mount_write_rate": staged.rate,
-            "mount_latency_s": max(0.0, missed.seconds / PROBE_MISSES - by_store_s),
-            "mount_rate": cold.rate,
-            "nvme_read_rate": warm.rate,
-            "local_latency_s": one_by_one.seconds / PROBE_SMALL,
-        }
 
     def measure(self, job: Job, names: Sequence[str]) -> dict[str, list[float]]:
         """One round: figure -> values."""
@@ -271,14 +193,14 @@ class Bench:
             with self._mount_of(job) as mounted:
                 paths = _ranks(mounted, scenario)
                 os.listdir(mounted.mountpoint / "checkpoint")
-                found["reading it back, other node"] = [together(_shares(paths, scenario.gpus)).seconds]
+                found["reading it back, other node"] = [together(shares(paths, scenario.gpus)).seconds]
                 for path in paths:
                     os.unlink(path)
         return found
 
     def _mount_of(self, job: Job) -> contextlib.AbstractContextManager[Mounted]:
         tier_bytes = job.scenario.nvme_bytes
-        return self.mount(self.store(job), tier_bytes=tier_bytes, shaped=True, connections=CONNECTIONS)
+        return self.mounts.mount(self.store(job), tier_bytes=tier_bytes, shaped=True, connections=CONNECTIONS)
 
     def _save(self, mounted: Mounted, scenario: Scenario) -> dict[str, list[float]]:
         """Saves, each next to one on the plain disk: a shared disk is never the same for long."""
@@ -295,7 +217,7 @@ class Bench:
             found["stall of a save"].append(saved.seconds)
             found["drain of a save"].append(mounted.flush())
             drop_page_cache(paths)
-            found["reading it back, same node"].append(together(_shares(paths, scenario.gpus)).seconds)
+            found["reading it back, same node"].append(together(shares(paths, scenario.gpus)).seconds)
         return found
 
 
@@ -303,27 +225,27 @@ def _ranks(mounted: Mounted, scenario: Scenario) -> list[str]:
     return [str(mounted.mountpoint / "checkpoint" / f"rank{rank}") for rank in range(scenario.gpus)]
 
 
-def _shares(paths: Sequence[str], readers: int) -> list[loops.Task]:
-    return [loops.read_files(paths[first::readers]) for first in range(readers)]
-
-
 def _fetched_bytes(mounted: Mounted) -> int:
     return int(mounted.status()["store"]["bytes_read"])
 
 
-def compare(bench: Bench, jobs: Sequence[Job], rounds: int) -> tuple[dict[str, float], list[Compared]]:
+def compare(bench: Bench, jobs: Sequence[Job], rounds: int) -> tuple[Probed, list[Compared]]:
     """Rates and jobs, round by round, so that a disturbance of the machine does not hit one of them alone."""
     rates: dict[str, list[float]] = defaultdict(list)
+    per_core: dict[str, list[float]] = defaultdict(list)
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     names = {job.name: bench.fill(job) for job in jobs}
     for number in range(rounds):
-        for field, rate in bench.rates().items():
+        probed = probe(bench.mounts, bench.work_dir / "probe")
+        for field, rate in probed.rates.items():
             rates[field].append(rate)
+        for field, rate in probed.per_core.items():
+            per_core[field].append(rate)
         for job in jobs:
             print(f"round {number + 1} of {rounds}: {job.name}", file=sys.stderr, flush=True)
             for figure, values in bench.measure(job, names[job.name]).items():
                 (rates[PLAIN_RATE] if figure == PLAIN_RATE else found[job.name, figure]).extend(values)
-    told_rates = {field: statistics.median(values) for field, values in rates.items()}
+    told_rates = _medians(rates)
     compared = []
     for job in jobs:
         told = msgspec.structs.replace(job.scenario, **told_rates)
@@ -340,7 +262,11 @@ def compare(bench: Bench, jobs: Sequence[Job], rounds: int) -> tuple[dict[str, f
                     high=max(values),
                 )
             )
-    return told_rates, compared
+    return Probed(told_rates, _medians(per_core)), compared
+
+
+def _medians(values: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(each) for name, each in values.items()}
 
 
 def table(check: Check) -> str:
@@ -348,7 +274,8 @@ def table(check: Check) -> str:
         f"machine   {check.machine}",
         f"command   {check.command}, {check.rounds} rounds",
         *(f"{name:<9} {words}" for name, words in check.jobs.items()),
-        f"told      {', '.join(f'{field} {value:.4g}' for field, value in check.rates.items())}",
+        f"told      {_fields(check.rates)}",
+        f"one core  {_fields(check.per_core)}",
         "",
         f"{'job':<12}  {'figure':<28}  {'predicted':>10}  {'measured':>10}  {'rounds':>22}  {'error':>6}",
     ]
@@ -366,6 +293,10 @@ def table(check: Check) -> str:
             _mean_errors(check),
         ]
     )
+
+
+def _fields(values: dict[str, float]) -> str:
+    return ", ".join(f"{field} {value:.4g}" for field, value in values.items())
 
 
 def _mean_errors(check: Check) -> str:
@@ -387,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tierfs-planned-", dir=options.work_dir) as work_dir:
         bench = Bench(Path(work_dir))
         try:
-            rates, compared = compare(bench, jobs, options.rounds)
+            probed, compared = compare(bench, jobs, options.rounds)
         except (MountFailed, LoopFailed) as error:
             print(f"benchmarks.planned: {error}", file=sys.stderr)
             return 1
@@ -395,10 +326,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         machine=f"{about['processor']}, {about['cores']} cores, Linux {about['kernel']}, "
         f"load {about['load']:.1f}",
+        processor=about["processor"],
         command=shlex.join(["python", "-m", "benchmarks.planned", *sys.argv[1:]]),
         rounds=options.rounds,
         jobs={job.name: job.words for job in jobs},
-        rates=rates,
+        rates=probed.rates,
+        per_core=probed.per_core,
         compared=compared,
     )
     print(table(check))

@@ -216,7 +216,7 @@ def test_how_far_the_model_is_off_is_part_of_the_package() -> None:
     assert {"stall of a save", "drain of a save", "hit rate, epoch 2"} <= {
         one.figure for one in check.compared
     }
-    assert set(check.of_mounts()) == {"mount_rate", "mount_write_rate", "mount_latency_s"}
+    assert set(check.per_core) == {"mount_rate", "mount_write_rate", "mount_latency_s"}
 
 
 def test_errors_are_relative_and_of_shares_differences() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -125,13 +126,13 @@ def command(
     from tierfs.cli.output import show_json
     from tierfs.plan.answer import answer
     from tierfs.plan.describe import report
-    from tierfs.report import print_text, why_no_plots, write_html
+    from tierfs.report import print_text, write_html
 
     scenario, sources = scenario_of(given)
     if not 0 < goal <= 1:
         raise ConfigError(f"--goal: {goal:g} is not a part of 1; write for example 0.95")
-    if html is not None and (why := why_no_plots()):
-        raise ConfigError(f"--html: {why}")
+    if html is not None:
+        _check_page(html)
     with _told() as told:
         found = answer(scenario, sources=sources, goal=goal, with_curve=not no_curve, told=told)
     described = report(found, command=shlex.join(["tierfs", *sys.argv[1:]]))
@@ -158,12 +159,23 @@ def scenario_of(given: dict[str, Any]) -> tuple[Scenario, dict[str, str]]:
     sources: dict[str, str] = {}
     check = load_check()
     if check is not None:
-        values |= check.of_mounts()
-        sources |= dict.fromkeys(values, f"measured on {check.date}: {check.machine}")
+        values |= check.per_core
+        sources |= dict.fromkeys(values, f"measured on {check.date}: one core's worth ({check.processor})")
     for found, source in ((read_reports(given.get("bench", [])), "bench report"), (typed(given), "given")):
         values |= found
         sources |= dict.fromkeys(found, source)
     return Scenario(**values).check(), sources
+
+
+def _check_page(path: str) -> None:
+    """Before the simulation, not after it."""
+    from tierfs.report import why_no_plots
+
+    why = why_no_plots()
+    if why is None and not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
+        why = f"{path} cannot be written: no such directory, or no right to"
+    if why is not None:
+        raise ConfigError(f"--html: {why}")
 
 
 @contextmanager

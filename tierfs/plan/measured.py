@@ -43,16 +43,17 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     date: str
     machine: str
+    processor: str = ""
     command: str
     rounds: int
     jobs: dict[str, str]
     """Name of a job -> what it was."""
     rates: dict[str, float]
     compared: list[Compared]
-
-    def of_mounts(self) -> dict[str, float]:
-        """What was measured of the mount itself; the rest is about that machine's disk."""
-        return {field: rate for field, rate in self.rates.items() if field.startswith("mount_")}
+    per_core: dict[str, float] = {}
+    """What a mount does with one core of its own, from the CPU seconds that its processes took: not the rate
+    of a disk or a network, and hardly of what else the machine did at that time.
+    """
 
     def worst(self) -> Compared | None:
         """The time that is furthest off."""
