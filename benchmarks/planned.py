@@ -17,7 +17,6 @@ import contextlib
 import datetime
 import os
 import random
-import shlex
 import statistics
 import sys
 import tempfile
@@ -327,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine=f"{about['processor']}, {about['cores']} cores, Linux {about['kernel']}, "
         f"load {about['load']:.1f}",
         processor=about["processor"],
-        command=shlex.join(["python", "-m", "benchmarks.planned", *sys.argv[1:]]),
+        command=f"python -m benchmarks.planned --rounds {options.rounds}",
         rounds=options.rounds,
         jobs={job.name: job.words for job in jobs},
         rates=probed.rates,

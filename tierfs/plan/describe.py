@@ -69,6 +69,8 @@ def _losses(answer: Answer) -> list[str]:
     lines = []
     measures: list[tuple[str, Callable[[SetupForecast], float], float]] = [
         ("time that GPUs compute", lambda one: -one.utilisation, _NOTABLE),
+        ("stall of a step in the last epoch", lambda one: one.reading.epochs[-1].stall_s, 0.005),
+        ("stall of a step while a save drains", lambda one: one.reading.stall_while_draining_s, 0.005),
         ("stall of a save", lambda one: one.saving.piled_up_stall_s, 0.05),
         ("recovery on other nodes", lambda one: one.saving.restore_new_s, 0.05),
         ("training lost with a node", lambda one: one.saving.lost_new_s, 0.05),
