@@ -168,7 +168,8 @@ def probe(path: str, timeout_s: float = 2.0) -> Liveness:
         try:
             os.statvfs(path)  # os.stat may be answered by the kernel alone, from what it has cached
         except OSError as error:
-            code = 1 if error.errno in {errno.ENOTCONN, errno.ECONNABORTED} else 0
+            # ECANCELED: io_uring of a front that was killed is being taken apart.
+            code = 1 if error.errno in {errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED} else 0
         finally:
             os._exit(code)
     deadline = time.monotonic() + timeout_s

@@ -251,7 +251,8 @@ def test_the_front_dies(native_mounts: MountFactory) -> None:
     for touch in (lambda: os.stat(mounted.path), lambda: os.close(descriptor)):
         with pytest.raises(OSError) as caught:
             touch()
-        assert caught.value.errno == errno.ENOTCONN
+        # ECANCELED: its io_uring (``TIERFS_FUSE_URING=on``) is being taken apart.
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECANCELED)
     start = time.monotonic()
     mounted.start()
     assert time.monotonic() - start < 10

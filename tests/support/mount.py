@@ -151,7 +151,7 @@ class Mounted:
         ]
 
     def process_environment(self) -> dict[str, str]:
-        passed_on = {"TIERFS_FRONT_PATH"}
+        passed_on = {"TIERFS_FRONT_PATH", "TIERFS_FUSE_URING", "TIERFS_OPEN_MODE"}
         kept = {
             k: v for k, v in os.environ.items() if k in passed_on or not k.startswith(("TIERFS_", "AWS_"))
         }
@@ -208,7 +208,7 @@ class Mounted:
             os.listdir(self.path)
             device = os.stat(self.path).st_dev
         except OSError as error:
-            if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+            if error.errno in (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED):
                 return False
             raise
         # The dead mount may have been cleared away since: then this was the empty directory below it.

@@ -150,6 +150,10 @@ def command(
         str | None,
         _option(_PROCESS, "What answers the kernel; auto.", "--front", metavar="auto|native|python"),
     ] = None,
+    fuse_uring: Annotated[
+        str | None,
+        _option(_PROCESS, "Requests through io_uring; auto.", "--fuse-uring", metavar="auto|on|off"),
+    ] = None,
     foreground: Annotated[
         bool,
         _option(_PROCESS, "Stay; log to standard error; tell systemd.", "--foreground", "-f"),
@@ -187,7 +191,7 @@ def command(
         "endpoint_url": endpoint_url, "region": region, "profile": profile,
         "fetch_concurrency": fetch_concurrency, "upload_concurrency": upload_concurrency,
         "part_size": part_size, "store_timeout": store_timeout, "read_only": read_only,
-        "open_mode": open_mode,
+        "open_mode": open_mode, "fuse_uring": fuse_uring,
         "allow_other": allow_other, "uid": uid, "gid": gid, "umask": umask, "ttl": ttl,
         "negative_ttl": negative_ttl, "write_through": write_through, "fsync": fsync,
         "upload_delay": upload_delay, "front": front, "log_level": log_level, "metrics": metrics,

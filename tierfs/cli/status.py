@@ -50,6 +50,7 @@ def _print(reply: StatusReply) -> None:
     print(f"  front    {reply.front.kind} ({reply.front.why})")
     if reply.front.kind == "native":
         print(f"           {_front_counts(reply.front)}")
+        print(f"           requests through {reply.front.transport} ({reply.front.transport_why})")
     print(f"  state    {printable(reply.state_dir)}")
     requests = sum(reply.store.requests.values())
     print(

@@ -30,6 +30,7 @@ OPTIONS: dict[str, Option] = {
     "tier": Option("tiers", values.tier, repeats=True),
     "state_dir": Option("state_dir", values.text),
     "front": Option("front", values.one_of("auto", "native", "python")),
+    "fuse_uring": Option("fuse_uring", values.one_of("auto", "on", "off")),
     "read_only": Option("read_only", values.switch, is_switch=True),
     "open_mode": Option("open_mode", values.one_of("auto", "ask", "none")),
     "ttl": Option("ttl_s", values.duration_s),

@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str
     tiers: tuple[TierSetting, ...] = ()
     front: str = "auto"
+    fuse_uring: str = "auto"
+    """Whether requests come through io_uring (``on``) or /dev/fuse (``off``); with the native front."""
     read_only: bool = False
     open_mode: str = "auto"
     """Of a read-only mount: whether the kernel asks for each open (``ask``), never (``none``), or until many

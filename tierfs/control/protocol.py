@@ -98,7 +98,8 @@ class FrontStatus(msgspec.Struct, kw_only=True):
     ``engine_starts``: 1 unless an engine died and was replaced under the mount. The native front counts
     requests: ``answered`` by itself, ``relayed`` to the engine, ``repeated`` for a later engine. Opens that
     pass through to a tier's file: ``passthrough_opens``; ``passthrough_errno``: why the kernel refuses that.
-    ``no_open``: the kernel opens files without asking (a read-only mount, see ``open_mode``).
+    ``transport``: requests come through ``device`` (/dev/fuse) or ``io_uring`` (``ring_requests`` did so);
+    ``transport_why``: the reason. ``no_open``: the kernel opens files without asking (``open_mode``).
     """
 
     kind: str
@@ -112,6 +113,9 @@ class FrontStatus(msgspec.Struct, kw_only=True):
     opened_here: int = 0
     passthrough_errno: int = 0
     no_open: bool = False
+    transport: str = "device"
+    transport_why: str = ""
+    ring_requests: int = 0
 
 
 class TierStatus(msgspec.Struct, kw_only=True):

@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<HHIQ")
 _HELLO = struct.Struct("<II")
 _HANDLE = struct.Struct("<QQIIII")
 _VIEW_SETTINGS = struct.Struct("<QQIIIIIIIIII")
-_COUNTS = struct.Struct("<QQQQQQQIIIIII")
+_COUNTS = struct.Struct("<QQQQQQQIIIIIIQ")
 _ERROR = struct.Struct("<i")
 
 
@@ -106,6 +106,8 @@ class FrontCounts:
     ring_errno: int
     """Why they do not, if they should; 0: it was not tried, or it works."""
     ring_depth: int
+    ring_requests: int
+    """How many came so."""
 
 
 class Channel:
@@ -190,6 +192,7 @@ def pack_view_settings(
     answers: bool,
     open_mode: str,
     close_waits: bool,
+    through_ring: bool,
 ) -> bytes:
     """``answers`` False: the front hands every request on; ``close_waits``: those that close(2) sends too."""
     return _VIEW_SETTINGS.pack(
@@ -202,7 +205,7 @@ def pack_view_settings(
         int(read_only),
         int(answers),
         OPEN_MODES.index(open_mode),
-        0,
+        int(through_ring),
         int(close_waits),
         0,
     )

@@ -24,7 +24,7 @@ from tierfs.config import Settings
 from tierfs.errors import MountError
 from tierfs.fs.extra import ExtraRequests
 from tierfs.fs.ops import TierfsOperations
-from tierfs.mount import channel
+from tierfs.mount import channel, transport
 from tierfs.mount.channel import Channel, FrontCounts, Kind, OpenHandle
 
 log = structlog.get_logger(__name__)
@@ -303,6 +303,7 @@ def _view_settings(settings: Settings, tiers: Sequence[Tier]) -> bytes:
             answers=True,
             open_mode=settings.open_mode,
             close_waits=settings.write_through,
+            through_ring=transport.is_ring_wanted(settings),
         )
         + roots
     )

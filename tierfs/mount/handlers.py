@@ -14,6 +14,7 @@ from tierfs import __version__
 from tierfs.control import protocol as p
 from tierfs.control.server import ControlServer, Report
 from tierfs.errors import NotSupported, TierfsError
+from tierfs.mount import transport
 from tierfs.mount.parts import Parts
 from tierfs.namespace import publish, schema, tree
 from tierfs.prefetch.job import PrefetchJob, PrefetchTarget
@@ -122,6 +123,9 @@ class Handlers:
             status.opened_here = counts.opened_here
             status.passthrough_errno = counts.passthrough_errno
             status.no_open = bool(counts.no_open)
+            status.transport = transport.kind_of(counts)
+            status.transport_why = transport.why(self._parts.settings, counts)
+            status.ring_requests = counts.ring_requests
         return status
 
     def _backlog(self) -> p.Backlog:

@@ -66,6 +66,9 @@ struct tierfs_handle {
     uint32_t reserved;
 };
 
+#define TIERFS_TRANSPORT_DEVICE 0u
+#define TIERFS_TRANSPORT_RING 1u /* FUSE over io_uring, where the kernel offers it */
+
 struct tierfs_view_settings {
     uint64_t ttl_ns;
     uint64_t negative_ttl_ns;
@@ -76,7 +79,7 @@ struct tierfs_view_settings {
     uint32_t read_only;
     uint32_t answers; /* 0: every request goes to the engine */
     uint32_t open_mode; /* enum tierfs_open_mode; of a mount that is read-only */
-    uint32_t transport; /* enum tierfs_transport */
+    uint32_t transport; /* TIERFS_TRANSPORT_* */
     uint32_t close_waits; /* close(2) has to wait for the engine (write-through) */
     uint32_t reserved;
 };
@@ -95,13 +98,14 @@ struct tierfs_counts {
     uint32_t ring; /* requests come 0: through /dev/fuse; 1: through io_uring */
     uint32_t ring_errno; /* why not through io_uring, if they should; 0: it was not tried, or it works */
     uint32_t ring_depth; /* requests that one queue takes at a time */
+    uint64_t ring_requests;
 };
 
 _Static_assert(sizeof(struct tierfs_channel_header) == 16, "channel header");
 _Static_assert(sizeof(struct tierfs_hello) == 8, "hello");
 _Static_assert(sizeof(struct tierfs_handle) == 32, "handle");
 _Static_assert(sizeof(struct tierfs_view_settings) == 56, "view settings");
-_Static_assert(sizeof(struct tierfs_counts) == 80, "counts");
+_Static_assert(sizeof(struct tierfs_counts) == 88, "counts");
 
 struct tierfs_packet {
     struct tierfs_channel_header header;

@@ -4,7 +4,8 @@
  *
  *   tierfs-front --state-dir DIR [--workers N] [--report FD] -- ENGINE [ARGUMENT...]
  *
- * Threads: this one (signals, the channel, the engine's life), the workers of device.c, the four of relay.c.
+ * Threads: this one (signals, the channel, the engine's life), the workers of device.c, the four of relay.c, and
+ * those of uring.c, if any.
  */
 #define _GNU_SOURCE
 #include "abi.h"
@@ -19,6 +20,7 @@
 #include "reading.h"
 #include "relay.h"
 #include "small.h"
+#include "uring.h"
 #include "view.h"
 
 #include <errno.h>
@@ -75,7 +77,10 @@ struct front {
     struct tierfs_relay *relay;
     _Atomic(struct tierfs_answers *) answers; /* NULL until the engine has told with which settings */
     struct tierfs_view *view;
-    struct tierfs_reader *readers[MAX_WORKERS]; /* each of one worker */
+    struct tierfs_reader *readers[MAX_WORKERS + TIERFS_URING_MAX_THREADS]; /* each of one worker */
+    bool wants_ring;
+    _Atomic(struct tierfs_uring *) uring; /* NULL: all requests come through /dev/fuse */
+    atomic_int ring_errno; /* why there is none */
     struct tierfs_reading *reading;
     struct tierfs_small *small; /* NULL: the engine opens and reads all files */
     struct tierfs_noopen *noopen; /* NULL: things are written through this mount, or the engine answers all */
@@ -184,6 +189,46 @@ static void handle_request(void *context, unsigned worker, void *message, size_t
                        TIERFS_REQUEST_MAX_BYTES - sizeof(struct fuse_out_header));
     if (result != TIERFS_NO_REPLY)
         answer(origin, buffer, header->unique, result);
+}
+
+/* A request that uring.c has got; its threads are workers behind those of device.c. */
+static long answer_from_ring(void *context, unsigned thread, void *message, size_t bytes,
+                             const struct tierfs_origin *origin, void *out, size_t capacity)
+{
+    struct front *front = context;
+
+    return answer_request(front, front->workers + thread, message, bytes, origin, out, capacity);
+}
+
+static bool prepare_ring(void *context, bool is_offered, size_t payload_bytes)
+{
+    struct front *front = context;
+    const struct tierfs_uring_links links = {.answer = answer_from_ring, .context = front};
+    struct tierfs_uring *uring = NULL;
+    int result;
+
+    if (!front->wants_ring)
+        return false;
+    result = is_offered
+                 ? tierfs_uring_create(&links, tierfs_device_descriptor(front->device), payload_bytes, &uring)
+                 : -EOPNOTSUPP;
+    atomic_store(&front->ring_errno, -result);
+    if (result < 0)
+        tierfs_warning("requests come through /dev/fuse, not through io_uring  reason=\"%s\"",
+                       is_offered ? strerror(-result) : "the kernel does not offer it");
+    atomic_store_explicit(&front->uring, uring, memory_order_release);
+    return uring != NULL;
+}
+
+static void begin_ring(void *context)
+{
+    struct front *front = context;
+    struct tierfs_uring *uring = atomic_load_explicit(&front->uring, memory_order_acquire);
+
+    if (uring == NULL)
+        return;
+    tierfs_uring_begin(uring);
+    tierfs_info("requests come through io_uring  depth=%u", tierfs_uring_depth_of(uring));
 }
 
 /* -- the channel -- */
@@ -309,7 +354,8 @@ static void make_small(struct front *front, const struct tierfs_packet *packet, 
            (tier = next_string(packet, &position)) != NULL)
         result = tierfs_reading_add_tier(front->reading, tier + 1, tier[0] == 'm');
     if (result == 0)
-        result = tierfs_small_create(front->backing, front->reading, front->workers, &front->small);
+        result = tierfs_small_create(front->backing, front->reading,
+                                     front->workers + TIERFS_URING_MAX_THREADS, &front->small);
     if (result < 0)
         tierfs_warning("the engine reads small files  reason=\"%s\"", strerror(-result));
     else
@@ -375,6 +421,7 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
     tierfs_relay_lists_plainly(front->relay);
     make_small(front, packet, sizeof said);
     make_noopen(front, &said);
+    front->wants_ring = said.transport == TIERFS_TRANSPORT_RING;
     atomic_store_explicit(&front->answers, answers, memory_order_release);
 }
 
@@ -387,6 +434,12 @@ static void tell_counts(struct front *front)
     counts.passthrough_errno = (uint32_t)refusal;
     counts.opened_here = tierfs_backing_count_here(front->backing);
     counts.no_open = front->noopen != NULL && tierfs_noopen_has_begun(front->noopen);
+    struct tierfs_uring *uring = atomic_load_explicit(&front->uring, memory_order_acquire);
+    int ring = uring != NULL ? tierfs_uring_state(uring) : 0;
+    counts.ring = ring == 1;
+    counts.ring_errno = (uint32_t)(ring < 0 ? -ring : atomic_load(&front->ring_errno));
+    counts.ring_depth = uring != NULL ? tierfs_uring_depth_of(uring) : 0;
+    counts.ring_requests = uring != NULL ? tierfs_uring_requests(uring) : 0;
     tierfs_relay_counts(front->relay, &counts);
     tell_engine(front, TIERFS_COUNTS, 0, &counts, sizeof counts);
 }
@@ -651,7 +704,10 @@ static int run(struct front *front)
 
 static int prepare(struct front *front)
 {
-    struct tierfs_relay_links links = {.read_channel = take_packets_for_relay, .context = front};
+    struct tierfs_relay_links links = {.read_channel = take_packets_for_relay,
+                                       .prepare_ring = prepare_ring,
+                                       .begin_ring = begin_ring,
+                                       .context = front};
     sigset_t wanted;
     int result;
 

@@ -354,6 +354,16 @@ static void cap_messages(const struct tierfs_relay *relay, struct fuse_init_out 
         granted->max_pages = (uint16_t)pages;
 }
 
+/* The kernel's own calculation (fs/fuse/dev_uring.c): a payload holds the largest request and the largest answer. */
+static size_t payload_of(const struct fuse_init_out *granted)
+{
+    size_t pages =
+        (granted->flags & FUSE_MAX_PAGES) != 0 && granted->max_pages != 0 ? granted->max_pages : 32;
+    size_t bytes = granted->max_write > pages * 4096 ? granted->max_write : pages * 4096;
+
+    return bytes > FUSE_MIN_READ_BUFFER ? bytes : FUSE_MIN_READ_BUFFER;
+}
+
 static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *header, size_t bytes)
 {
     const struct fuse_init_in *asked = (const void *)(relay->init + sizeof(struct fuse_in_header));
@@ -373,6 +383,10 @@ static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *heade
         granted->max_stack_depth = 1;
     }
     cap_messages(relay, granted);
+    if (relay->links.prepare_ring != NULL &&
+        relay->links.prepare_ring(relay->links.context, (offered & FUSE_OVER_IO_URING) != 0,
+                                  payload_of(granted)))
+        added |= FUSE_OVER_IO_URING;
     if (relay->truncates_apart)
         granted->flags &= ~(uint32_t)FUSE_ATOMIC_O_TRUNC;
     granted->flags |= (uint32_t)(added & UINT32_MAX);
@@ -461,6 +475,8 @@ static void finish(struct tierfs_relay *relay, struct tierfs_request *request, s
     tierfs_pending_remove(&relay->pending, request);
     pthread_cond_broadcast(&relay->changed);
     pthread_mutex_unlock(&relay->lock);
+    if (error == 0 && opcode == FUSE_INIT && relay->links.begin_ring != NULL)
+        relay->links.begin_ring(relay->links.context);
     if (error == 0)
         return;
     if (opened)

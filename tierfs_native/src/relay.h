@@ -17,6 +17,7 @@
 #include "handles.h"
 #include "origin.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,12 @@ struct tierfs_relay_links {
     struct tierfs_handles *handles;
     /* Take in what the engine has sent on the channel so far. Called from the thread that gets the answers. */
     void (*read_channel)(void *context);
+    /*
+     * The kernel offers FUSE over io_uring; requests and answers have payload_bytes at most. Returns whether it is
+     * told that there will be queues; once it has been, begin_ring is called. NULL: it is not told.
+     */
+    bool (*prepare_ring)(void *context, bool is_offered, size_t payload_bytes);
+    void (*begin_ring)(void *context);
     void *context;
 };
 
