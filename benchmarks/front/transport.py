@@ -1,17 +1,18 @@
 """``python -m benchmarks.front.transport``: requests through /dev/fuse against requests through io_uring.
 
-Two mounts of the same files, which differ in ``--fuse-uring`` alone, measured in alternating order by 1 and by 4
-processes. What the lines mean:
+Two mounts of the same files, which differ in ``--fuse-uring`` alone, measured in alternating order by one
+process and by four. What the lines mean:
 
 * *stat*: attributes that the kernel has to ask for each time (``AT_STATX_FORCE_SYNC``); the front answers.
-* *open, read, close*: 4 KiB of a small file, past the page cache, so that each is three requests; the front answers.
-* *read 4 KiB*, *read 1 MiB*: past the page cache, of a small file that stays open; the front answers from the tier.
+* *open, read, close*: 4 KiB of a small file, past the page cache: three requests; the front answers.
+* *read 4 KiB*, *read 1 MiB*: past the page cache, of a small file that stays open; the front answers from the
+  tier.
 * *attribute of the engine*: ``user.tierfs.*``, which the front hands on: what the way through it costs.
 * *CPU*: of the front, the engine and the readers together.
-* *hits while N wait*: how long *stat* takes, at the worst of a hundred, while so many reads wait for a store that does
-  not answer; half of them begin on each CPU.
+* *hits while N wait*: how long *stat* takes, the 99th of a hundred in order, while so many reads wait for a
+  store that does not answer; they begin on all CPUs alike. ``inf``: no end within 15 s.
 
-``enable_uring`` of the kernel's fuse module is switched on for the run where it is off (root), and back afterwards.
+``enable_uring`` of the kernel's fuse module is switched on for the run where it is off (root), and back then.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class Comparison:
         """How long hits take while reads of other files wait for the store."""
         for waiting in (0, *WAITING):
             for target, mounted in self._mounts.items():
-                metric = self._metric(f"hits while {waiting} wait, worst of 100", "ms", higher=False)
+                metric = self._metric(f"hits while {waiting} wait, 99th of 100", "ms", higher=False)
                 with hanging_reads(mounted, faults, waiting):
                     metric.add(target, worst_hit_s(mounted) * 1e3)
 
@@ -225,7 +226,7 @@ def _write(faults: Path, rules: list[dict[str, object]]) -> None:
 
 
 def worst_hit_s(mounted: Mounted) -> float:
-    """The 99th of a hundred, each in a process that is bound to one CPU after the other; inf: no end in time."""
+    """The 99th of a hundred, in a process that moves from CPU to CPU; inf: no end in time."""
     receiver, sender = os.pipe()
     pid = os.fork()
     if pid == 0:
