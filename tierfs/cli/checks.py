@@ -206,8 +206,10 @@ def io_uring() -> Result:
     except OSError:
         return Result(name, "note", "FUSE over io_uring is not built into this kernel")
     if value not in {"Y", "1"}:
-        return Result(name, "note", f"FUSE over io_uring is off (enable_uring is {value}); nothing needs it")
-    return Result(name, "ok", f"FUSE over io_uring is on (enable_uring is {value})")
+        found = f"FUSE over io_uring is off (enable_uring is {value}); only --fuse-uring on needs it"
+        return Result(name, "note", found)
+    found = f"FUSE over io_uring is offered (enable_uring is {value}); --fuse-uring on uses it"
+    return Result(name, "ok", found)
 
 
 def privileges() -> Result:
