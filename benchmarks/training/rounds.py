@@ -23,6 +23,18 @@ LIMIT_S = 300.0
 TIER_BYTES = 8 * 1024**3
 
 
+def objects_of(directory: Path) -> dict[str, bytes]:
+    """Everything below a directory as objects, by key; an empty directory is an empty object with a slash."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        key = str(path.relative_to(directory.parent))
+        if path.is_file():
+            found[key] = path.read_bytes()
+        elif not any(path.iterdir()):
+            found[key + "/"] = b""
+    return found
+
+
 @dataclass(slots=True)
 class Rounds:
     """``mark``: of the mount's processes. ``deadline_s`` (monotonic): nothing is begun after it."""
@@ -65,9 +77,7 @@ class Rounds:
         except LoadFailed as error:
             self._failed(load, "making its data", error)
             return False
-        files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-        root = directory.parent
-        fill(self.source, {str(path.relative_to(root)): path.read_bytes() for path in files})
+        fill(self.source, objects_of(directory))
         return True
 
     def _measure(self, load: Load, target: str, number: int) -> None:
@@ -116,5 +126,8 @@ class Rounds:
                 run(["umount", "-l", str(self.mountpoint)], limit_s=10)
 
     def _failed(self, load: Load, target: str, error: Exception) -> None:
-        self.say(f"{load.name}, {target}: {str(error).splitlines()[0]}")
-        self.result.failures.append(Failure(load=load.name, target=target, reason=str(error)))
+        # Of a command that failed, what it said is more telling than the command.
+        first, _, rest = str(error).partition("\n")
+        reason = f"{rest.strip()}\n{first}" if isinstance(error, MountFailed) and rest.strip() else str(error)
+        self.say(f"{load.name}, {target}: {reason.splitlines()[0]}")
+        self.result.failures.append(Failure(load=load.name, target=target, reason=reason))

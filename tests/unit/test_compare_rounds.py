@@ -20,7 +20,7 @@ from tierfs.bench.files import FileSet, large_files
 from tierfs.bench.processes import run_together
 from tierfs.bench.result import Machine
 from tierfs.errors import BenchFailed, ConfigError
-from tierfs.report import render_text
+from tierfs.report import render_html, render_text
 
 MIB = 1024 * 1024
 SMALL = dataclasses.replace(TINY, large_bytes=2 * MIB, small_count=5, entries=3, rank_bytes=MIB // 2)
@@ -155,6 +155,15 @@ def test_the_report_says_what_was_measured_and_where_tierfs_loses() -> None:
     assert "all pairs" in worst
     assert any("goofys is not installed" in line for line in lines)
     assert any("walk, near, round 1" in line and line.rstrip().endswith("no") for line in lines)
+
+
+def test_the_html_report_has_a_plot_for_each_metric_that_was_measured() -> None:
+    found = empty_result("plain", "tierfs")
+    for metric in (COLD_LARGE, COLD_SMALL, STORED):
+        add(found, metric.key, "tierfs", 1.0, 2.0)
+    page = render_html(pictures.report(found))
+    assert page.count("<svg") == 3
+    assert all(metric.title in page for metric in (COLD_LARGE, COLD_SMALL, STORED))
 
 
 def test_every_metric_is_measured_by_a_step() -> None:

@@ -30,6 +30,7 @@ verb, directory, scale = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
 if verb == "make":
     (directory / "a").mkdir(parents=True)
     (directory / "a" / "data").write_bytes(b"x" * scale["bytes"])
+    (directory / "empty").mkdir()
     print("RESULT {}")
 else:
     size = (directory / "a" / "data").stat().st_size
@@ -136,6 +137,8 @@ def test_the_store_gets_the_same_data_and_targets_alternate(load: Load, tmp_path
     assert result.rounds == 2
     assert [(each.load, each.target) for each in result.failures] == [("fails", "making its data")]
     assert (tmp_path / "store" / "small" / "a" / "data").read_bytes() == b"x" * 100
+    assert (tmp_path / "store" / "small" / "empty").is_dir()
+    assert rounds.objects_of(tmp_path / PLAIN / "small") == {"small/a/data": b"x" * 100, "small/empty/": b""}
     size, slow = load.figures
     times = result.times(load, slow)
     assert times is not None

@@ -5,6 +5,7 @@ The accelerator is a pause of the length that a batch would take. DLIO makes and
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,10 +47,18 @@ def call(directory: Path, scale: Scale, *, generate: bool) -> dict[str, object]:
             cwd=output, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise RuntimeError(f"DLIO ended with {done.returncode}\n{done.stdout[-1500:]}")
+            raise RuntimeError(
+                f"{done.stdout[-3000:]}\nDLIO ended with {done.returncode}: {telling(done.stdout)}"
+            )
         summary = Path(output) / "summary.json"
         found: dict[str, object] = {} if generate else json.loads(summary.read_text())["metric"]
         return found
+
+
+def telling(output: str) -> str:
+    """The last line that names an error; hints and advice come after it."""
+    lines = [line.strip() for line in output.splitlines() if re.match(r"\w*(Error|Exception)\b", line)]
+    return lines[-1] if lines else output.strip()[-200:]
 
 
 def make(directory: Path, scale: Scale) -> None:
