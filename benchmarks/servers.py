@@ -62,9 +62,9 @@ def credentials(endpoint_url: str) -> dict[str, str]:
 
 
 def find_binary(name: str, beside: Sequence[Path] = ()) -> str | None:
-    """Where a program is: in one of these directories, beside this interpreter, or on the PATH."""
+    """Where a program is, absolute: in one of these places, beside this interpreter, on the PATH."""
     for directory in (*beside, Path(sys.executable).parent):
-        candidate = directory / name
+        candidate = (directory / name).absolute()  # it is started in other directories
         if os.access(candidate, os.X_OK) and candidate.is_file():
             return str(candidate)
     return shutil.which(name)
@@ -211,10 +211,13 @@ def _running(
 ) -> Iterator[None]:
     log = directory / "output"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True, env={**os.environ, **(environment or {})},
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True, env={**os.environ, **(environment or {})},
+            )  # fmt: skip
+        except OSError as error:
+            raise ServerFailed(f"{command[0]} cannot be started: {error.strerror}") from None
     try:
         limit = time.monotonic() + START_LIMIT_S
         while not answers():
@@ -230,5 +233,3 @@ def _running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-

@@ -116,7 +116,9 @@ def run(options: argparse.Namespace, scale: Scale, work_dir: Path) -> CompareRes
     began = time.monotonic()
     deadline = began + allowed_minutes(options) * 60 - CLEAN_UP_S
     classes = chosen([name for name in options.peers.split(",") if name])
-    given = dict(text.split("=", 1) for text in options.binary)
+    given = {
+        name: os.path.abspath(path) for name, _, path in (text.partition("=") for text in options.binary)
+    }
     binaries = find_binaries(options.binaries, [*PROGRAMS, "redis-server"], given)
     cache_bytes = (options.cache_mib or (1024 if options.quick or options.tiny else 4096)) * MIB
     result = CompareResult(
@@ -128,7 +130,8 @@ def run(options: argparse.Namespace, scale: Scale, work_dir: Path) -> CompareRes
         scale=scale.described(),
         cold=_cold_means(),
     )
-    with stage(work_dir, cache_bytes, binaries, options.minio) as found:
+    minio = os.path.abspath(options.minio) if options.minio else None
+    with stage(work_dir, cache_bytes, binaries, minio) as found:
         result.server = found.site.server.name
         result.server_command = shlex.join(found.site.server.command)
         candidates = [make(found.site) for make in classes]

@@ -75,6 +75,20 @@ def test_a_server_that_does_not_start_says_what_it_printed(tmp_path: Path) -> No
             pass
 
 
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match="nowhere/minio cannot be started: No such file"):
+        with servers.minio(str(tmp_path / "nowhere" / "minio"), tmp_path / "store"):
+            pass
+
+
+def test_a_program_in_a_relative_place_is_found_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "#!{python}\n")
+    monkeypatch.chdir(tmp_path.parent)
+    assert find_binary("program", [Path(tmp_path.name)]) == str(tmp_path / "program")
+
+
 def test_programs_are_looked_for_in_the_given_places_first(tmp_path: Path) -> None:
     (tmp_path / "cat").write_text("not executable")
     found = find_binary("cat", [tmp_path])
