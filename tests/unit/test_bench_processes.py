@@ -195,6 +195,16 @@ def test_pieces_add_up_to_the_whole() -> None:
 def test_making_stops_when_time_is_over_and_says_how_far_it_came(tmp_path: Path) -> None:
     wanted = small_files(str(tmp_path / "a"), 9, low_bytes=10, high_bytes=50)
     assert make_files(wanted, stop_s=time.monotonic() - 1) == wanted.first(1)
+    large = make_files(large_files(str(tmp_path / "b"), 2, 3 * MIB), stop_s=time.monotonic() - 1)
+    assert large.entries == (("shard-00000.bin", MIB),), "as long as it is on the disk"
+    assert os.stat(large.paths()[0]).st_size == MIB
+
+
+def test_a_save_ends_when_time_is_over(tmp_path: Path) -> None:
+    outcome = run_together([loops.write_file(str(tmp_path / "a"), 5 * MIB)], limit_s=0.0)
+    assert outcome.cut
+    assert (outcome.operations, outcome.bytes) == (1, MIB)
+    assert os.stat(tmp_path / "a").st_size == MIB
 
 
 def test_work_is_dealt_out_completely() -> None:

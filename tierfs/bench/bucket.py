@@ -21,6 +21,7 @@ from tierfs.bench.target import PLACE_PREFIX, STORE, Tick
 from tierfs.config import Settings
 from tierfs.errors import BenchFailed, ConfigError, StoreError
 from tierfs.store import ObjectStore, open_store, part_size_for
+from tierfs.types import ObjectInfo
 
 MARKER = "made-by-tierfs-bench"
 SINGLE_PUT_BYTES = 16 * 1024 * 1024
@@ -91,15 +92,19 @@ class BucketTarget:
         # Each process got as far as it got: what is there is asked for, not computed.
         settings, place = self._settings, files.root
 
-        def present() -> set[str]:
+        def present() -> dict[str, int]:
             store, _ = open_store(settings)
             try:
-                return {key.removeprefix(f"{place}/") for key in _keys(store, f"{place}/")}
+                return {
+                    found.key.removeprefix(f"{place}/"): found.size_bytes
+                    for found in _below(store, f"{place}/")
+                }
             finally:
                 store.close()
 
         there = call_in_child(present, tick=tick)
-        return FileSet(files.root, tuple(entry for entry in files.entries if entry[0] in there), files.seed)
+        entries = tuple((name, there[name]) for name, _ in files.entries if name in there)
+        return FileSet(files.root, entries, files.seed)
 
     def remove(self, files: FileSet, *, tick: Tick) -> None:
         self._delete([f"{files.root}/{name}" for name, _ in files.entries], tick)
@@ -262,18 +267,21 @@ class BucketTarget:
         call_in_child(delete, tick=tick)
 
 
-def _keys(store: ObjectStore, prefix: str) -> Iterator[str]:
+def _below(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
     token = None
     while True:
         page = store.list_page(prefix, recursive=True, token=token)
-        yield from (found.key for found in page.objects)
+        yield from page.objects
         token = page.next_token
         if token is None:
             return
 
 
 def _put(store: ObjectStore, key: str, content: Content, number: int, size: int, recorder: Recorder) -> None:
-    """In one request, or in parts, as a mount uploads. An operation is the object."""
+    """In one request, or in parts, as a mount uploads. An operation is the object.
+
+    When time is over, the rest of its parts is left out.
+    """
     began = time.monotonic_ns()
     if size <= SINGLE_PUT_BYTES:
         store.put(key, content.whole(number, size))
@@ -285,13 +293,15 @@ def _put(store: ObjectStore, key: str, content: Content, number: int, size: int,
     try:
         parts = []
         for index, offset in enumerate(range(0, size, part_bytes), start=1):
-            length = min(part_bytes, size - offset)
+            end = min(offset + part_bytes, size)
             body = b"".join(
-                content.piece(number, place, min(PIECE_BYTES, offset + length - place))
-                for place in range(offset, offset + length, PIECE_BYTES)
+                content.piece(number, place, min(PIECE_BYTES, end - place))
+                for place in range(offset, end, PIECE_BYTES)
             )
             parts.append(store.upload_part(key, upload, index, body))
-            recorder.moved(length)
+            if recorder.moved(end - offset) >= recorder.stop_ns and end < size:
+                recorder.cut = True
+                break
         store.complete_multipart(key, upload, parts)
     except BaseException:
         store.abort_multipart(key, upload)

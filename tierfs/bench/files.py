@@ -92,40 +92,39 @@ def make_files(
     sync: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> FileSet:
-    """Write them; returns those that were written.
+    """Write them; returns those that were written, the last one perhaps shorter.
 
-    ``stop_s`` (``time.monotonic``): no further file is begun after it. ``progress`` gets bytes as they are
-    written. With ``sync`` they are on the device at the end, so that their pages can be dropped. Raises
-    OSError.
+    ``stop_s`` (``time.monotonic``): little more than a piece of 1 MiB is written after it. ``progress`` gets
+    bytes as they are written. With ``sync`` they are on the device at the end, so that their pages can be
+    dropped. Raises OSError.
     """
     os.makedirs(files.root, exist_ok=True)
     for directory in files.directories():
         os.makedirs(os.path.join(files.root, directory), exist_ok=True)
     content = Content(files.seed)
-    made = 0
+    made: list[tuple[str, int]] = []
     for number, (name, size) in enumerate(files.entries):
-        if made and stop_s is not None and time.monotonic() > stop_s:
+        path = os.path.join(files.root, name)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        written = 0
+        try:
+            for offset in range(0, size, PIECE_BYTES):
+                piece = memoryview(content.piece(number, offset, min(PIECE_BYTES, size - offset)))
+                written += len(piece)
+                while piece:
+                    piece = piece[os.write(fd, piece) :]
+                if progress is not None:
+                    progress(min(PIECE_BYTES, size - offset))
+                if stop_s is not None and time.monotonic() > stop_s:
+                    break
+            if sync:
+                os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        made.append((name, written))
+        if stop_s is not None and time.monotonic() > stop_s:
             break
-        _write(os.path.join(files.root, name), content, number, size, sync, progress)
-        made += 1
-    return files.first(made)
-
-
-def _write(
-    path: str, content: Content, number: int, size: int, sync: bool, progress: Callable[[int], None] | None
-) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        for offset in range(0, size, PIECE_BYTES):
-            piece = memoryview(content.piece(number, offset, min(PIECE_BYTES, size - offset)))
-            while piece:
-                piece = piece[os.write(fd, piece) :]
-            if progress is not None:
-                progress(min(PIECE_BYTES, size - offset))
-        if sync:
-            os.fdatasync(fd)
-    finally:
-        os.close(fd)
+    return replace(files, entries=tuple(made))
 
 
 def share(items: Sequence[int], workers: int) -> list[list[int]]:

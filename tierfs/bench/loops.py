@@ -156,7 +156,10 @@ def read_random(
 
 
 def write_file(path: str, size_bytes: int, *, fsync: bool = True) -> Task:
-    """Create, write in blocks of 1 MiB, fsync, close: one rank saves its shard. An operation is the file."""
+    """Create, write in blocks of 1 MiB, fsync, close: one rank saves its shard. An operation is the file.
+
+    When time is over, the rest of it is not written.
+    """
 
     def prepare() -> Loop:
         piece = os.urandom(min(max(size_bytes, 1), WRITE_BYTES))
@@ -167,8 +170,10 @@ def write_file(path: str, size_bytes: int, *, fsync: bool = True) -> Task:
                 left = size_bytes
                 while left:
                     count = os.write(fd, memoryview(piece)[: min(left, len(piece))])
-                    recorder.moved(count)
                     left -= count
+                    if recorder.moved(count) >= recorder.stop_ns and left:
+                        recorder.cut = True
+                        break
                 if fsync:
                     os.fsync(fd)
             finally:

@@ -100,6 +100,11 @@ class Session:
         """Of the load that runs now."""
         return self._load_stop_s - time.monotonic()
 
+    def pass_s(self, factor: float) -> float:
+        """How long something that ends by itself may take: so many times a variant's time, or a third of
+        what the load has left, where that is more."""
+        return max(self.each_s * factor, self.time_left_s() / 3)
+
     def say(self, what: str) -> None:
         """What is being done now."""
         self._doing = f"{self._load}: {what}"

@@ -94,7 +94,7 @@ def _stream(session: Session, files: FileSet, variant: _Variant, state: str) -> 
         variant.name(state),
         tasks,
         operation=f"read of {size(variant.block_bytes)}",
-        limit_s=session.each_s * (COLD_LIMIT_FACTOR if state else 1),
+        limit_s=session.pass_s(COLD_LIMIT_FACTOR) if state else None,
         parameters=_parameters(variant, state, "loop"),
     )
 

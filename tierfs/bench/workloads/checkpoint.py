@@ -39,7 +39,7 @@ def _pulse(session: Session, saved: FileSet, name: str, writers: int) -> None:
         name,
         tasks,
         operation="shard saved",
-        limit_s=session.scale.variant_s * PULSE_LIMIT_FACTOR,
+        limit_s=session.pass_s(PULSE_LIMIT_FACTOR),
         parameters={
             "workers": writers,
             "shard_bytes": saved.entries[0][1],
@@ -99,7 +99,7 @@ def _restore(session: Session) -> None:
                 name,
                 [session.target.read_files(saved, [index]) for index in range(readers)],
                 operation="shard read",
-                limit_s=session.scale.variant_s * PULSE_LIMIT_FACTOR,
+                limit_s=session.pass_s(PULSE_LIMIT_FACTOR),
                 parameters=parameters,
             )
     finally:

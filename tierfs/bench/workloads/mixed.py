@@ -17,7 +17,7 @@ def _run(session: Session) -> None:
     files = session.small()
     session.warm_up(files)
     workers = session.scale.most
-    seconds = session.scale.variant_s * SECONDS_FACTOR
+    seconds = session.each_s * SECONDS_FACTOR
     common: dict[str, Parameter] = {"workers": workers, "by": "loop"}
     session.measure(
         f"epoch alone, {processes(workers)}",

@@ -45,7 +45,7 @@ def _run(session: Session) -> None:
 def _epoch(
     session: Session, files: FileSet, number: int, workers: int, state: str, *, repeat: bool = False
 ) -> None:
-    limit_s = session.scale.variant_s * (1 if repeat else EPOCH_LIMIT_FACTOR)
+    limit_s = None if repeat else session.pass_s(EPOCH_LIMIT_FACTOR)
     tasks = epoch(session, files, number, workers, repeat=repeat)
     name = ", ".join(part for part in (state, processes(workers)) if part)
     parameters: dict[str, Parameter] = {
