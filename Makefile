@@ -78,4 +78,4 @@ training:
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f tierfs_native/tierfs-front tierfs_native/_batch.*.so tierfs_native/_why_missing.txt
+	rm -f tierfs_native/tierfs-front tierfs_native/_batch.*.so tierfs_native/_transfer.*.so tierfs_native/_why_missing.txt

@@ -105,6 +105,25 @@ def mount_at(path: str, known: Sequence[MountInfo] | None = None) -> MountInfo |
     return found
 
 
+def set_read_ahead(path: str, size_bytes: int) -> bool:
+    """How far the kernel reads ahead in files of the mount at ``path``; False if it may not be told.
+
+    It is also the most that the kernel asks for in one request of a buffered read, and 128 KiB unless told.
+    Source: Documentation/ABI/testing/sysfs-class-bdi of the kernel.
+    """
+    mount = mount_at(path)
+    if mount is None:
+        return False
+    try:
+        with open(f"/sys/class/bdi/{mount.device}/read_ahead_kb", "r+", encoding="ascii") as file:
+            if int(file.read()) != size_bytes // 1024:
+                file.seek(0)
+                file.write(str(size_bytes // 1024))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def is_below(path: str, directory: str) -> bool:
     """Whether ``path`` is ``directory`` or lies below it. Lexical: both absolute and canonical."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")

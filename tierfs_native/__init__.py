@@ -1,6 +1,6 @@
-"""The native parts of tierfs, as Python sees them: the front process and the module of batch reads.
+"""The native parts of tierfs, as Python sees them: the front process, and modules for batch reads and transfers.
 
-Both are built when tierfs is installed, if a C compiler and liblmdb are there, and lie in this package's
+All are built when tierfs is installed, if a C compiler and liblmdb are there, and lie in this package's
 directory. This module works without them and then says why they are missing. It imports nothing of tierfs,
 and loading it loads no compiled code.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-__all__ = ["batch", "front_path", "why_missing"]
+__all__ = ["batch", "front_path", "transfer", "why_missing"]
 
 FRONT = "tierfs-front"
 REASONS = "_why_missing.txt"
@@ -33,6 +33,14 @@ def batch() -> ModuleType | None:
     """The extension module of batch reads, loaded; None where it is not built or cannot be loaded."""
     try:
         return importlib.import_module("tierfs_native._batch")
+    except ImportError:
+        return None
+
+
+def transfer() -> ModuleType | None:
+    """The extension module that moves bodies from sockets into files; None as for ``batch``."""
+    try:
+        return importlib.import_module("tierfs_native._transfer")
     except ImportError:
         return None
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.stores import MIB, open_named_store, store_names
+from tests.support.streams import buffered, streamed
 from tierfs.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreUnsupported
 from tierfs.store.base import Condition, ObjectStore
 from tierfs.store.keys import encode_path
@@ -124,8 +125,9 @@ def test_ranges_are_exact(store: ObjectStore, size: int) -> None:
     for offset in {0, 1, size // 2, size - 1}:
         for length in {1, size - offset, (size - offset) // 2}:
             if 0 <= offset < size and 0 < length <= size - offset:
-                assert store.get_range("ranges", offset, length, if_match=info.etag) == \
-                    body[offset:offset + length]
+                for read in (type(store).get_range, streamed, buffered):
+                    assert read(store, "ranges", offset, length, if_match=info.etag) == \
+                        body[offset:offset + length]
 
 
 def test_a_range_past_the_end_is_an_error_not_a_short_answer(store: ObjectStore) -> None:
@@ -135,6 +137,8 @@ def test_a_range_past_the_end_is_an_error_not_a_short_answer(store: ObjectStore)
             store.get_range("short", offset, length)
         with pytest.raises(PreconditionFailed):
             store.get_range("short", offset, length, if_match=info.etag)
+        with pytest.raises(PreconditionFailed):
+            streamed(store, "short", offset, length, if_match=info.etag)
 
 
 def test_missing_objects(store: ObjectStore) -> None:
@@ -144,6 +148,8 @@ def test_missing_objects(store: ObjectStore) -> None:
             store.head(key)
         with pytest.raises(ObjectNotFound):
             store.get_range(key, 0, 1)
+        with pytest.raises(ObjectNotFound):
+            streamed(store, key, 0, 1)
         with pytest.raises(ObjectNotFound):
             store.copy(ObjectInfo(key, 1, "etag", 0), "target")
         store.delete(key)
@@ -158,6 +164,10 @@ def test_reads_are_pinned_to_a_version(store: ObjectStore) -> None:
     assert old.etag != new.etag
     with pytest.raises(PreconditionFailed):
         store.get_range("f", 0, 10, if_match=old.etag)
+    for read in (streamed, buffered):
+        with pytest.raises(PreconditionFailed):
+            read(store, "f", 0, 10, if_match=old.etag)
+        assert read(store, "f", 0, 100, if_match=new.etag) == b"x" * 100
     assert store.get_range("f", 0, 100, if_match=new.etag) == b"x" * 100
     assert store.head("f").size_bytes == 100
 

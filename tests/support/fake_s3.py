@@ -84,6 +84,8 @@ class Request:
     status: int = 0
     sent_bytes: int = 0
     fault: str = ""
+    client: tuple[str, int] = ("", 0)
+    """The other end of the connection."""
 
 
 @dataclass(slots=True)
@@ -260,7 +262,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.operation = self._operation()
         headers = {name.lower(): value for name, value in self.headers.items()}
         name = self.query.get("prefix", "") if self.operation.startswith("list") else self.key
-        self.entry = Request(self.operation, name, self.query, headers, len(self.body))
+        self.entry = Request(self.operation, name, self.query, headers, len(self.body),
+                             client=self.client_address)
         with self.fake.lock:
             self.fake.requests.append(self.entry)
         if self.fake.latency_s:

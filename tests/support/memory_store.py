@@ -28,6 +28,7 @@ from tierfs.store.base import (
     StoreCapabilities,
     UnfinishedUpload,
 )
+from tierfs.store.body import WholeBodies
 from tierfs.types import ObjectInfo
 
 
@@ -39,7 +40,7 @@ class _Upload:
     parts: dict[int, tuple[Part, bytes]] = field(default_factory=dict)
 
 
-class MemoryStore:
+class MemoryStore(WholeBodies):
     """Every method may be called from any thread. ``url`` is only a name."""
 
     def __init__(

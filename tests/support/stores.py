@@ -25,6 +25,7 @@ from tierfs.store.base import (
     Part,
     UnfinishedUpload,
 )
+from tierfs.store.body import WholeBodies
 from tierfs.store.local import LocalStore
 from tierfs.store.retry import RetryingStore
 from tierfs.store.s3 import S3Store
@@ -92,7 +93,7 @@ def fake_store(server: FakeS3, **options: Any) -> Iterator[S3Store]:
         store.close()
 
 
-class PrefixedStore(StoreWrapper):
+class PrefixedStore(StoreWrapper, WholeBodies):
     """What lies below a prefix of another store, as a store of its own."""
 
     def __init__(self, inner: ObjectStore, prefix: str) -> None:

@@ -207,6 +207,8 @@ async def test_a_body_of_the_wrong_length_enters_nothing(tmp_path, store, with_t
             await cache.prefetch(ref, 0, MIB)
         assert cache.resident_bytes(ref) == {}
         assert cache.buffer_bytes == 0
+        for tier in cache.tiers:
+            await tier.evictor.settled()
         assert list((tmp_path / "t").rglob("objects/??/*")) == []
         store.transform = lambda key, body: body
         assert await cache.read(ref, 0, MIB) == body_of(MIB)

@@ -578,13 +578,13 @@ async def test_an_abandoned_fill_gives_everything_back(tmp_path):
     async with opened_tier(nvme(tmp_path, 16 * MIB)) as tier:
         fill = await tier.reserve(ref, 0, 0, 8)
         fill.write(body)
-        tier.abandon(fill, wrote=True)
+        tier.abandon(fill)
         await tier.evictor.settled()
         assert not object_file(tmp_path, ref.content_id).exists()
         await put(tier, ref, body, range(2))
         fill = await tier.reserve(ref, 0, 2, 6)
         fill.write(body[2 * BLOCK :])
-        tier.abandon(fill, wrote=True)
+        tier.abandon(fill)
         await tier.evictor.settled()
         check_accounts(tier)
         assert await read(tier, ref, 0, 2 * BLOCK) == body[: 2 * BLOCK]

@@ -1,7 +1,8 @@
 """Fetching: single flight per block, demand before prefetch, bounded requests and memory.
 
-Trio thread only; the request, the checksums and the write into the tier happen in one worker thread, from
-one buffer. A fetch is a run of blocks inside one extent. It belongs to nobody: waiters come and go
+Trio thread only; the request, the checksums and the write into the tier happen in one worker thread: of a
+short range from one buffer, which readers get as well; of a long one while it comes in, and readers find it
+in the tier. A fetch is a run of blocks inside one extent. It belongs to nobody: waiters come and go
 (and may be cancelled), it goes on, and the bytes are kept.
 
 Between looking whether a block is in flight and registering a new fetch for it there is no await.
@@ -22,17 +23,21 @@ from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
 from tierfs.cache.fill import Fill
 from tierfs.cache.health import is_no_space
 from tierfs.cache.memory import ByteBudget, TransitBuffer
+from tierfs.cache.receive import receive
 from tierfs.cache.tier import Tier
 from tierfs.errors import ObjectNotFound, PreconditionFailed, ShortBody, StaleContent, TierfsError
 from tierfs.log import get_logger
 from tierfs.metrics import Metrics
 from tierfs.store.base import ObjectStore
+from tierfs.store.body import Body
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 _log = get_logger(__name__)
 
 SMALLEST_PIECE_BYTES = 4 * 1024 * 1024
 """A long range is cut into requests of at least this and at most one extent."""
+STREAMED_BYTES = 1024 * 1024
+"""From this length on a body goes into the tier's file as it comes in, and is never in memory as a whole."""
 _PREFETCH_SHARE = 0.75
 """How much of the connections and of the memory prefetch may use."""
 
@@ -67,10 +72,9 @@ class Fetch:
         if self.error is not None:
             raise self.error
 
-    async def read(self) -> bytes:
-        """The bytes of the whole fetch, for a reader that is counted."""
+    async def read(self) -> bytes | None:
+        """The bytes of the whole fetch, for a reader that is counted; None: they are in a tier only."""
         await self.wait()
-        assert self.body is not None
         return self.body
 
 
@@ -180,8 +184,10 @@ class Fetcher:
 
     async def _run(self, fetch: Fetch) -> None:
         was_prefetch = not fetch.demand
+        ended = False
         try:
             await self._bring(fetch)
+            ended = True
         except (ObjectNotFound, PreconditionFailed) as error:
             self._failures.add()
             ref = fetch.ref
@@ -195,7 +201,7 @@ class Fetcher:
             self._failures.add()
             fetch.error = error
         finally:
-            if fetch.body is None and fetch.error is None:
+            if not ended and fetch.error is None:
                 fetch.error = StaleContent(f"{fetch.ref.key}: not fetched, the cache is being closed")
             for number in fetch.blocks:
                 del self._in_flight[(fetch.ref.content_id, number)]
@@ -216,23 +222,21 @@ class Fetcher:
             placed = await self._reserve(fetch)
         tier, fill = placed if placed is not None else (None, None)
         self._requests.add()
-        finished = False
+        stored = False
         try:
             body, sums, error = await trio.to_thread.run_sync(
                 self._get_and_store, fetch, fill, limiter=self._threads, abandon_on_cancel=True)
             if tier is not None and fill is not None:
-                if error is not None:
+                if error is not None and body is not None:
                     error = await self._write_again(tier, fill, body, error)
-                finished = True
                 if error is None:
+                    stored = True
                     fetch.stored = tier.complete(fill, sums)
-                else:
-                    tier.abandon(fill, wrote=True)
         finally:
-            if tier is not None and fill is not None and not finished:
+            if tier is not None and fill is not None and not stored:
                 tier.abandon(fill)
-        self._fetched.add(len(body))
-        if fetch.blocks and not fetch.stored and not (fill is not None and fill.dead):
+        self._fetched.add(fetch.length_bytes)
+        if fetch.blocks and not fetch.stored and body is not None and not (fill is not None and fill.dead):
             self.transit.add(fetch.ref.content_id, fetch.blocks.start, body)
         fetch.body = body
 
@@ -244,13 +248,16 @@ class Fetcher:
                 return tier, fill
         return None
 
-    def _get_and_store(self, fetch: Fetch, fill: Fill | None) -> tuple[bytes, bytes, OSError | None]:
-        """Worker thread: (body, checksums, what went wrong with the tier)."""
+    def _get_and_store(self, fetch: Fetch, fill: Fill | None) -> tuple[bytes | None, bytes, OSError | None]:
+        """Worker thread: (body, checksums, what went wrong with the tier). No body: the tier has it."""
         ref = fetch.ref
+        if fill is not None and fetch.length_bytes >= STREAMED_BYTES:
+            sums, error = self._stream(fetch, fill)
+            if error is None:
+                return None, sums, None
         body = self._store.get_range(ref.key, fetch.offset_bytes, fetch.length_bytes, if_match=ref.etag,
                                      version_id=ref.version_id)
-        if len(body) != fetch.length_bytes:
-            raise ShortBody(f"{ref.key}: {len(body)} bytes at {fetch.offset_bytes}, not {fetch.length_bytes}")
+        _require_length(fetch, len(body))
         if fill is None:
             return body, b"", None
         sums = record.checksums(body)
@@ -259,6 +266,21 @@ class Fetcher:
         except OSError as error:
             return body, sums, error
         return body, sums, None
+
+    def _stream(self, fetch: Fetch, fill: Fill) -> tuple[bytes, OSError | None]:
+        """Worker thread: the body into the file as it comes in; (checksums, trouble with the file)."""
+        ref = fetch.ref
+
+        def take(body: Body) -> tuple[bytes, OSError | None]:
+            _require_length(fetch, body.length_bytes)
+            return receive(body, target, fill.target_bytes)
+
+        try:
+            with fill.open() as target:
+                return self._store.stream(ref.key, fetch.offset_bytes, fetch.length_bytes, take,
+                                          if_match=ref.etag, version_id=ref.version_id)
+        except OSError as error:
+            return b"", error
 
     async def _write_again(self, tier: Tier, fill: Fill, body: bytes, error: OSError) -> OSError | None:
         """What can be done about a failed write: one more try after making room. None if it worked."""
@@ -277,3 +299,9 @@ class Fetcher:
                 error = again
         tier.health.failed(error)
         return error
+
+
+def _require_length(fetch: Fetch, length_bytes: int) -> None:
+    if length_bytes != fetch.length_bytes:
+        raise ShortBody(
+            f"{fetch.ref.key}: {length_bytes} bytes at {fetch.offset_bytes}, not {fetch.length_bytes}")

@@ -11,7 +11,9 @@ removed: else the index would call its holes data.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Protocol
 
 import trio
@@ -36,7 +38,7 @@ class Fill:
     """
 
     __slots__ = ("content_id", "count", "create", "dead", "extent", "extent_no", "first", "identity",
-                 "nbytes", "path", "place_bytes", "segment")
+                 "nbytes", "path", "place_bytes", "segment", "wrote")
 
     def __init__(self, root: str, ref: ObjectRef, extent_no: int, first: int, count: int, *,
                  create: bool) -> None:
@@ -53,6 +55,8 @@ class Fill:
         self.segment = OWN_FILE
         self.place_bytes = 0
         self.extent: Extent
+        self.wrote = False
+        """Something may have been written."""
         self.dead = False
         """The content was forgotten meanwhile: what is written is garbage."""
 
@@ -73,11 +77,23 @@ class Fill:
 
     def write(self, data: bytes | memoryview) -> None:
         """Worker thread: the bytes of all blocks. Raises ``OSError``."""
+        with self.open() as fd:
+            device.pwrite_all(fd, data, self.target_bytes)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[int]:
+        """Worker thread: the file, to write the blocks at ``target_bytes``. Raises ``OSError``."""
         fd = device.open_for_fill(self.path, create=self.create)
+        self.wrote = True
         try:
-            device.pwrite_all(fd, data, self.place_bytes + self.offset_bytes)
+            yield fd
         finally:
             os.close(fd)
+
+    @property
+    def target_bytes(self) -> int:
+        """Where the first byte goes, in the file."""
+        return self.place_bytes + self.offset_bytes
 
 
 class FillableTier(Protocol):
@@ -192,12 +208,12 @@ class Fills:
         self._tier.health.worked()
         return True
 
-    def abandon(self, fill: Fill, *, wrote: bool = False) -> None:
-        """The fetch failed, or the bytes could not be written (``wrote``: some may have been)."""
+    def abandon(self, fill: Fill) -> None:
+        """The fetch failed, or the bytes could not be written. No worker writes any more."""
         self._end(fill)
         if not fill.dead:
             self._tier.presence.give_back(fill.unit, fill.extent, fill.nbytes)
-        if wrote or fill.segment:
+        if fill.wrote or fill.segment:
             self._note_garbage(fill)
         self.collect(fill.content_id)
 

@@ -158,9 +158,9 @@ class Placement:
                 finished = True
             finally:
                 if not finished:
-                    target.abandon(fill, wrote=True)
+                    target.abandon(fill)
             if error is not None:
-                target.abandon(fill, wrote=True)
+                target.abandon(fill)
                 if isinstance(error, ValueError):
                     unit = (ref.content_id, extent_no)
                     source.drop_blocks(unit, extent, blocks.span_mask(first, count))
@@ -186,7 +186,7 @@ class Placement:
                     if isinstance(result, bytes):
                         tier.complete(fill, result)
                     else:
-                        tier.abandon(fill, wrote=True)
+                        tier.abandon(fill)
                 break
 
 

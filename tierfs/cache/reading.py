@@ -73,15 +73,20 @@ class Reader:
             return source
         if isinstance(source, Fetch):
             body = await source.read()
-            start = segment.start - source.offset_bytes
-            stop = segment.stop - source.offset_bytes
-            return body if start == 0 and stop == len(body) else bytes(memoryview(body)[start:stop])
-        data = await source.read_blocks(ref.content_id, segment.start, segment.stop)
-        if data is not None:
-            if source is not self._tiers[0]:
-                self._placement.offer(ref, segment.start // EXTENT_SIZE_BYTES, source)
-            return data
-        # Evicted, damaged, or the tier fails: look again, and in the end without any tier.
+            if body is not None:
+                start = segment.start - source.offset_bytes
+                stop = segment.stop - source.offset_bytes
+                return body if start == 0 and stop == len(body) else bytes(memoryview(body)[start:stop])
+            data = self.read_nowait(ref, segment.start, segment.stop)
+            if data is not None:
+                return data
+        else:
+            data = await source.read_blocks(ref.content_id, segment.start, segment.stop)
+            if data is not None:
+                if source is not self._tiers[0]:
+                    self._placement.offer(ref, segment.start // EXTENT_SIZE_BYTES, source)
+                return data
+        # Not in the page cache, evicted, damaged, or the tier fails: look again, in the end without any tier.
         again = self._locate(ref, segment.start, segment.stop, skip_tiers=attempt >= _ATTEMPTS)
         return b"".join([await self._obtain(ref, part, attempt + 1) for part in again])
 
@@ -102,12 +107,12 @@ class Reader:
                     if not missing:
                         break
             if missing:
-                sources.extend(self._from_elsewhere(ref, extent_no, start, stop, missing))
+                sources.extend(self._from_elsewhere(ref, extent_no, start, stop, missing, skip_tiers))
             segments.extend(_in_order(extent_no, start, stop, sources))
         return segments
 
-    def _from_elsewhere(self, ref: ObjectRef, extent_no: int, start: int, stop: int,
-                        missing: int) -> list[tuple[int, _Source]]:
+    def _from_elsewhere(self, ref: ObjectRef, extent_no: int, start: int, stop: int, missing: int,
+                        skip_tiers: bool) -> list[tuple[int, _Source]]:
         """Sources for blocks that no tier has: at hand, on their way, or asked for now."""
         sources: list[tuple[int, _Source]] = []
         fetches: dict[Fetch, int] = {}
@@ -120,7 +125,7 @@ class Reader:
             fetch = self._fetcher.in_flight(ref.content_id, number)
             if kept is not None:
                 sources.append((1 << bit, kept))
-            elif fetch is not None:
+            elif fetch is not None and not skip_tiers:
                 fetches[fetch] = fetches.get(fetch, 0) | 1 << bit
             else:
                 wanted |= 1 << bit
@@ -132,12 +137,13 @@ class Reader:
             for tier in self._tiers:
                 tier.misses += 1
             self._missed.add(blocks.content_bytes(wanted, ref.size_bytes, extent_no))
-            sources.extend(self._start_fetches(ref, extent_no, start, stop, wanted))
+            sources.extend(self._start_fetches(ref, extent_no, start, stop, wanted, skip_tiers))
         return sources
 
-    def _start_fetches(self, ref: ObjectRef, extent_no: int, start: int, stop: int,
-                       wanted: int) -> list[tuple[int, _Source]]:
-        if not self._placement.accepts(blocks.allocated_bytes(wanted, ref.size_bytes, extent_no)):
+    def _start_fetches(self, ref: ObjectRef, extent_no: int, start: int, stop: int, wanted: int,
+                       skip_tiers: bool) -> list[tuple[int, _Source]]:
+        new_bytes = blocks.allocated_bytes(wanted, ref.size_bytes, extent_no)
+        if skip_tiers or not self._placement.accepts(new_bytes):
             exact: list[tuple[int, _Source]] = []
             for first, count in blocks.runs(wanted):
                 low = max(start, (extent_no * EXTENT_BLOCKS + first) * BLOCK_SIZE_BYTES)

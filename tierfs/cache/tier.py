@@ -261,9 +261,9 @@ class Tier:
         """The bytes are in the file; ``sums`` are the checksums of the blocks. False: nobody wants them."""
         return self._fills.complete(fill, sums)
 
-    def abandon(self, fill: Fill, *, wrote: bool = False) -> None:
+    def abandon(self, fill: Fill) -> None:
         """The fetch failed, or the bytes could not be written (``wrote``: some may have been)."""
-        self._fills.abandon(fill, wrote=wrote)
+        self._fills.abandon(fill)
 
     def has_fills(self, content_id: ContentId) -> bool:
         return content_id in self._fills

@@ -17,7 +17,7 @@ import pyfuse3
 import structlog
 import trio
 
-from tierfs import notify
+from tierfs import mountpoint, notify
 from tierfs.config import Settings
 from tierfs.control import registry
 from tierfs.control.server import ControlServer
@@ -36,6 +36,10 @@ from tierfs.types import ROOT_INO
 log = structlog.get_logger(__name__)
 
 MAX_REQUEST_TASKS = 2000
+KERNEL_READ_AHEAD_BYTES = 1024 * 1024
+"""As much as one request may be: requests of the kernel cost the same whatever their size."""
+READ_AHEAD_PAUSES_S = (0.0, 0.02, 0.1, 0.5, 2.0)
+"""The kernel goes back to its own value when it takes the answer to INIT, which may be after we spoke."""
 """Requests in progress at once; each may wait for the store, and none may keep another from starting."""
 MALLOC_SETTINGS = (
     (-3, 256 * 1024 * 1024),  # M_MMAP_THRESHOLD
@@ -141,6 +145,7 @@ class Engine:
                     self._serving = True
                     serving.start_soon(self._serve_requests, serving.cancel_scope)
                     serving.start_soon(front.watch, serving.cancel_scope)
+                    serving.start_soon(self._widen_read_ahead)
                     front.ready(self._settings)
                     self._on_ready(self._decided(parts, resumed))
                     if self._stop_asked:
@@ -165,6 +170,15 @@ class Engine:
     async def _serve_requests(self, scope: trio.CancelScope) -> None:
         await pyfuse3.main(max_tasks=MAX_REQUEST_TASKS)
         scope.cancel()
+
+    async def _widen_read_ahead(self) -> None:
+        size_bytes = min(self._settings.read_ahead_bytes, KERNEL_READ_AHEAD_BYTES)
+        for pause_s in READ_AHEAD_PAUSES_S if size_bytes else ():
+            await trio.sleep(pause_s)
+            if not await trio.to_thread.run_sync(
+                mountpoint.set_read_ahead, self._settings.mountpoint, size_bytes
+            ):
+                return
 
     def _decided(self, parts: Parts, resumed: dict[str, int]) -> dict[str, Any]:
         return {

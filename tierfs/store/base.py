@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from tierfs.store.body import Consume
 from tierfs.types import ObjectInfo
 
 MAX_KEY_BYTES = 1024
@@ -34,6 +35,7 @@ MAX_OBJECT_BYTES = 5 * 1024**4
 LIST_PAGE_KEYS = 1000
 
 Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,16 @@ class ObjectStore(Protocol):
         """Exactly ``length_bytes`` bytes from ``offset_bytes``; the range must lie inside the object.
 
         With ``if_match`` the bytes are of that version or the call raises ``PreconditionFailed``.
+        """
+        ...
+
+    def stream(self, key: str, offset_bytes: int, length_bytes: int, consume: Consume[T], *,
+               if_match: str | None = None, version_id: str | None = None) -> T:
+        """Like ``get_range``, for long ranges: ``consume`` takes the bytes while they come in.
+
+        It is called in this thread, perhaps several times, each time with a body from the start. What it
+        returned last is returned if all bytes were right; if the call raises, they may have been wrong.
+        Should it stop before the end of the body, that goes unnoticed here.
         """
         ...
 

@@ -44,6 +44,7 @@ from tierfs.store.base import (
     Part,
     UnfinishedUpload,
 )
+from tierfs.store.body import Consume
 from tierfs.store.wrapper import StoreWrapper
 from tierfs.types import ObjectInfo
 
@@ -205,6 +206,11 @@ class FaultyStore(StoreWrapper):
                   if_match: str | None = None, version_id: str | None = None) -> bytes:
         return self._do("get", key, lambda: self.inner.get_range(
             key, offset_bytes, length_bytes, if_match=if_match, version_id=version_id), length_bytes)
+
+    def stream(self, key: str, offset_bytes: int, length_bytes: int, consume: Consume[T], *,
+               if_match: str | None = None, version_id: str | None = None) -> T:
+        return self._do("get", key, lambda: self.inner.stream(
+            key, offset_bytes, length_bytes, consume, if_match=if_match, version_id=version_id), length_bytes)
 
     def put(self, key: str, body: Buffer, *, metadata: Mapping[str, str] | None = None,
             condition: Condition = UNCONDITIONAL) -> ObjectInfo:

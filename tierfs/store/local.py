@@ -26,6 +26,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from tierfs.errors import (
     ObjectNotFound,
@@ -48,6 +49,7 @@ from tierfs.store.base import (
     UnfinishedUpload,
     lower_names,
 )
+from tierfs.store.body import Consume, FileBody
 from tierfs.store.counting import RequestMeter
 from tierfs.store.keys import encode_path
 from tierfs.store.local_files import copy_range, fsync_directory, is_reached_as, open_directory, write_all
@@ -58,6 +60,7 @@ from tierfs.store.local_walk import HIDDEN_DIR, Walker, etag_of, info_of
 from tierfs.types import ObjectInfo
 
 _TRIES = 20
+T = TypeVar("T")
 
 
 class LocalStore:
@@ -138,6 +141,19 @@ class LocalStore:
                 raise PreconditionFailed(
                     f"{key}: changed, or is shorter than {offset_bytes + length_bytes} bytes")
             return data
+
+    def stream(self, key: str, offset_bytes: int, length_bytes: int, consume: Consume[T], *,
+               if_match: str | None = None, version_id: str | None = None) -> T:
+        self._meter.note("get")
+        with self._object(key) as (descriptor, info):
+            if if_match is not None and info.etag != if_match:
+                raise PreconditionFailed(f"{key}: is version {info.etag}, not {if_match}")
+            os.lseek(descriptor, offset_bytes, os.SEEK_SET)
+            result = consume(FileBody(key, descriptor, length_bytes))
+            self._meter.note_read(length_bytes)
+            if if_match is not None and etag_of(os.fstat(descriptor)) != if_match:
+                raise PreconditionFailed(f"{key}: changed while it was read")
+            return result
 
     # Writing
 

@@ -43,6 +43,7 @@ from tierfs.store.base import (
     UnfinishedUpload,
     lower_names,
 )
+from tierfs.store.body import Consume
 from tierfs.store.counting import FAILURES, RETRIES
 from tierfs.store.wrapper import StoreWrapper
 from tierfs.types import ObjectInfo
@@ -120,6 +121,11 @@ class RetryingStore(StoreWrapper):
                   if_match: str | None = None, version_id: str | None = None) -> bytes:
         return self._retry("get", lambda: self.inner.get_range(
             key, offset_bytes, length_bytes, if_match=if_match, version_id=version_id))
+
+    def stream(self, key: str, offset_bytes: int, length_bytes: int, consume: Consume[T], *,
+               if_match: str | None = None, version_id: str | None = None) -> T:
+        return self._retry("get", lambda: self.inner.stream(
+            key, offset_bytes, length_bytes, consume, if_match=if_match, version_id=version_id))
 
     def delete(self, key: str, *, if_match: str | None = None) -> None:
         self._retry("delete", lambda: self.inner.delete(key, if_match=if_match))

@@ -1,4 +1,4 @@
-"""An S3 bucket as an object store, with boto3, and obstore for small reads.
+"""An S3 bucket as an object store: with boto3, with obstore for small reads, and by ourselves for long ones.
 
 Works with Amazon S3 and with servers that imitate it, which differ in more than they document: see
 ``s3_answers`` (ranges answered with whole objects, two ways to encode keys), ``s3_client`` (checksums) and
@@ -44,11 +44,13 @@ from tierfs.store.base import (
     lower_names,
     part_size_for,
 )
+from tierfs.store.body import Consume
 from tierfs.store.counting import RequestMeter
 from tierfs.store.s3_client import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Clients, Connection
 from tierfs.store.s3_deletes import Deleter
 from tierfs.store.s3_errors import from_exception
 from tierfs.store.s3_fast import FastPathUnusable
+from tierfs.store.s3_stream import stream_range
 from tierfs.types import ObjectInfo
 
 _log = get_logger(__name__)
@@ -161,16 +163,33 @@ class S3Store:
                 self._fast_refusals = 0
                 self._meter.note_read(length_bytes)
                 return data
+        data = self._request("get", key, lambda: answers.read_range(
+            key, self._get_object(key, offset_bytes, length_bytes, if_match, version_id),
+            offset_bytes, length_bytes, if_match))
+        self._meter.note_read(length_bytes)
+        return data
+
+    def stream(self, key: str, offset_bytes: int, length_bytes: int, consume: Consume[T], *,
+               if_match: str | None = None, version_id: str | None = None) -> T:
+        plain = self._clients("get", key).plain_http
+        if plain is not None:
+            result = self._request("get", key, lambda: plain.stream(
+                key, offset_bytes, length_bytes, consume, if_match=if_match, version_id=version_id))
+        else:
+            result = self._request("get", key, lambda: stream_range(
+                key, self._get_object(key, offset_bytes, length_bytes, if_match, version_id),
+                offset_bytes, length_bytes, if_match, consume))
+        self._meter.note_read(length_bytes)
+        return result
+
+    def _get_object(self, key: str, offset_bytes: int, length_bytes: int, if_match: str | None,
+                    version_id: str | None) -> Any:
         arguments: dict[str, Any] = {"Range": f"bytes={offset_bytes}-{offset_bytes + length_bytes - 1}"}
         if if_match is not None:
             arguments["IfMatch"] = f'"{if_match}"'
         if version_id is not None:
             arguments["VersionId"] = version_id
-        data = self._request("get", key, lambda: answers.read_range(
-            key, self._client.get_object(Bucket=self._bucket, Key=key, **arguments),
-            offset_bytes, length_bytes, if_match))
-        self._meter.note_read(length_bytes)
-        return data
+        return self._client.get_object(Bucket=self._bucket, Key=key, **arguments)
 
     # Writing
 

@@ -158,12 +158,8 @@ def read_range(key: str, answer: Mapping[str, Any], offset_bytes: int, length_by
     body = answer["Body"]
     finished = False
     try:
-        etag = required_etag(key, answer)  # what carries none is not from the store, but from a proxy
-        if if_match is not None and etag != if_match:
-            raise PreconditionFailed(f"{key}: is version {etag}, not {if_match}")
-        skip_bytes = _bytes_before(key, answer, offset_bytes, length_bytes)
-        promised = answer.get("ContentLength")
-        if skip_bytes == 0 and promised == length_bytes:
+        skip_bytes, whole = check_range(key, answer, offset_bytes, length_bytes, if_match)
+        if whole:
             data: bytes = body.read()
             finished = True
         else:
@@ -174,6 +170,16 @@ def read_range(key: str, answer: Mapping[str, Any], offset_bytes: int, length_by
     if len(data) != length_bytes:
         raise ShortBody(f"{key}: get: {len(data)} of {length_bytes} bytes came")
     return data
+
+
+def check_range(key: str, answer: Mapping[str, Any], offset_bytes: int, length_bytes: int,
+                if_match: str | None) -> tuple[int, bool]:
+    """(bytes of the body before those asked for, the body is just those asked for). Raises what is wrong."""
+    etag = required_etag(key, answer)  # what carries none is not from the store, but from a proxy
+    if if_match is not None and etag != if_match:
+        raise PreconditionFailed(f"{key}: is version {etag}, not {if_match}")
+    skip_bytes = _bytes_before(key, answer, offset_bytes, length_bytes)
+    return skip_bytes, skip_bytes == 0 and answer.get("ContentLength") == length_bytes
 
 
 def _bytes_before(key: str, answer: Mapping[str, Any], offset_bytes: int, length_bytes: int) -> int:

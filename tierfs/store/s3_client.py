@@ -29,7 +29,9 @@ from botocore import UNSIGNED
 
 from tierfs.errors import ConfigError
 from tierfs.log import add_secret, get_logger
+from tierfs.store import s3_plain
 from tierfs.store.s3_fast import Credential, FastReader
+from tierfs.store.s3_plain import PlainReader
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 15.0
@@ -44,15 +46,17 @@ _log = get_logger(__name__)
 
 
 class Clients:
-    """What one set of credentials made. ``fast`` is None where obstore cannot be used.
+    """What one set of credentials made. ``fast`` is None where obstore cannot be used, ``plain_http`` where
+    requests cannot be sent as they are.
 
     ``patient`` waits longer for answers; it is made on first use.
     """
 
-    def __init__(self, plain: Any, make_patient: Callable[[], Any], fast: FastReader | None, *,
-                 is_anonymous: bool) -> None:
+    def __init__(self, plain: Any, make_patient: Callable[[], Any], fast: FastReader | None,
+                 plain_http: PlainReader | None, *, is_anonymous: bool) -> None:
         self.plain = plain
         self.fast = fast
+        self.plain_http = plain_http
         self.is_anonymous = is_anonymous
         self._make_patient = make_patient
         self._patient: Any = None
@@ -70,6 +74,8 @@ class Clients:
         for client in (self.plain, self._patient):
             if client is not None:
                 _close_quietly(client)
+        if self.plain_http is not None:
+            self.plain_http.close()
 
 
 class Connection:
@@ -157,7 +163,8 @@ class Connection:
         plain = self._new_client(session, self._read_timeout_s, is_anonymous=is_anonymous)
         patience_s = max(PATIENT_READ_TIMEOUT_S, self._read_timeout_s)
         return Clients(plain, lambda: self._new_client(session, patience_s, is_anonymous=is_anonymous),
-                       self._new_fast_reader(plain, credentials), is_anonymous=is_anonymous)
+                       self._new_fast_reader(plain, credentials), self._new_plain_reader(plain, credentials),
+                       is_anonymous=is_anonymous)
 
     def _new_client(self, session: Any, read_timeout_s: float, *, is_anonymous: bool) -> Any:
         options: dict[str, Any] = {
@@ -217,6 +224,17 @@ class Connection:
         except Exception as error:  # whatever a newer or older obstore dislikes: boto3 does it too
             _log.warning("fast reads off", bucket=self.bucket, reason=type(error).__name__)
             return None
+
+
+    def _new_plain_reader(self, client: Any, credentials: Any) -> PlainReader | None:
+        endpoint = str(client.meta.endpoint_url)
+        if not self._use_fast_path or is_amazon(endpoint) or not s3_plain.suits(endpoint):
+            return None
+        return PlainReader(
+            self.bucket, endpoint_url=endpoint, region=self._session.region_name or "us-east-1",
+            credentials=None if credentials is None else credentials.get_frozen_credentials,
+            connect_timeout_s=self._connect_timeout_s, read_timeout_s=self._read_timeout_s,
+            connections=self._connections)
 
 
 def is_amazon(endpoint_url: str) -> bool:

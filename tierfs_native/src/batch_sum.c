@@ -146,7 +146,7 @@ static inline void add_stripe(uint64_t lanes[LANES], const uint8_t *data, const 
     }
 }
 
-static uint64_t sum_long(const uint8_t *data, size_t length)
+static inline __attribute__((always_inline)) uint64_t sum_stripes(const uint8_t *data, size_t length)
 {
     uint64_t lanes[LANES] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
                              PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
@@ -171,6 +171,32 @@ static uint64_t sum_long(const uint8_t *data, size_t length)
                                lanes[2 * i + 1] ^ read64(secret + 11 + 16 * i + 8));
     return avalanche(total);
 }
+
+static uint64_t sum_portable(const uint8_t *data, size_t length)
+{
+    return sum_stripes(data, length);
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+/* The eight lanes are one register of 512 bits: several times faster where the processor has them. */
+__attribute__((target("avx512f,avx512dq,prefer-vector-width=512"))) static uint64_t
+sum_wide(const uint8_t *data, size_t length)
+{
+    return sum_stripes(data, length);
+}
+
+static uint64_t sum_long(const uint8_t *data, size_t length)
+{
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+        return sum_wide(data, length);
+    return sum_portable(data, length);
+}
+#else
+static uint64_t sum_long(const uint8_t *data, size_t length)
+{
+    return sum_portable(data, length);
+}
+#endif
 
 uint64_t tierfs_block_sum(const void *data, size_t length)
 {
