@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import trio
 
@@ -27,6 +28,17 @@ _ATTEMPTS = 4
 _KEPT_GAPS = 65536
 
 _Source = Tier | Fetch | bytes
+
+
+class Place(NamedTuple):
+    """Blocks in a file of their own content; ``tier``: its number, fast to slow. The file is not held."""
+
+    tier: int
+    content_id: ContentId
+    offset_bytes: int
+    length_bytes: int
+    sums: bytes
+    """The checksum of each block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,23 @@ class Reader:
                     self._placement.offer(ref, offset_bytes // EXTENT_SIZE_BYTES, tier)
                 return data
         return self._fetcher.transit.read(ref.content_id, offset_bytes, end_bytes)
+
+    def place(self, ref: ObjectRef, offset_bytes: int, end_bytes: int) -> Place | None:
+        """Where a range of whole blocks lies, if all of it is in one file; counts as read from there."""
+        for number, tier in enumerate(self._tiers):
+            sums = tier.sums_of(ref.content_id, offset_bytes, end_bytes)
+            if sums is not None:
+                tier.count_hit(ref.content_id, offset_bytes, end_bytes)
+                if number:
+                    self._placement.offer(ref, offset_bytes // EXTENT_SIZE_BYTES, tier)
+                return Place(number, ref.content_id, offset_bytes, end_bytes - offset_bytes, sums)
+        return None
+
+    async def bring(self, ref: ObjectRef, offset_bytes: int, end_bytes: int) -> None:
+        """Wait until what no tier has of a range has been fetched. See ``Cache.read`` for errors."""
+        for segment in self._locate(ref, offset_bytes, end_bytes):
+            if isinstance(segment.source, Fetch):
+                await segment.source.wait()
 
     async def read(self, ref: ObjectRef, offset_bytes: int, end_bytes: int) -> bytes:
         """A non-empty range inside the content. See ``Cache.read`` for errors."""

@@ -16,7 +16,7 @@ from tierfs.cache.area import DirtyContent, Drain, StagingArea
 from tierfs.cache.fetch import Fetcher
 from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.placement import Placement
-from tierfs.cache.reading import Reader
+from tierfs.cache.reading import Place, Reader
 from tierfs.cache.staging import Staging
 from tierfs.cache.tier import Tier
 from tierfs.config import Settings
@@ -137,6 +137,18 @@ class Cache:
             await trio.lowlevel.checkpoint()
             return b""
         return await self._reader.read(ref, offset_bytes, end)
+
+    def place(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> Place | None:
+        """Where those bytes (clipped at the size) can be read now, by whoever checks them against the sums.
+
+        None if they are not whole blocks in one file. They may be evicted at any time.
+        """
+        end = min(offset_bytes + length_bytes, ref.size_bytes)
+        return self._reader.place(ref, offset_bytes, end) if end > offset_bytes else None
+
+    async def bring(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> None:
+        """Wait until those bytes have been fetched; raises what ``read`` raises."""
+        await self._reader.bring(ref, offset_bytes, min(offset_bytes + length_bytes, ref.size_bytes))
 
     async def prefetch(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> int:
         """Make a range local; returns the bytes fetched for it by this call. Behind every ``read``.

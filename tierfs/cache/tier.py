@@ -157,6 +157,21 @@ class Tier:
             self.count_hit(content_id, offset_bytes, end_bytes)
         return data
 
+    def sums_of(self, content_id: ContentId, offset_bytes: int, end_bytes: int) -> bytes | None:
+        """Checksums of the blocks of a range: of whole blocks that are here, verified, in one extent, and in a
+        file of their own; else None."""
+        number = offset_bytes // EXTENT_SIZE_BYTES
+        extent = self.presence.extent(content_id, number)
+        if (extent is None or extent.segment or offset_bytes % BLOCK_SIZE_BYTES or not self.health.readable
+                or (end_bytes % BLOCK_SIZE_BYTES and end_bytes != extent.size_bytes)
+                or end_bytes > (number + 1) * EXTENT_SIZE_BYTES):
+            return None
+        mask = blocks.range_mask(offset_bytes, end_bytes)
+        if mask & ~extent.present or mask & extent.unverified:
+            return None
+        first = offset_bytes // BLOCK_SIZE_BYTES % EXTENT_BLOCKS
+        return bytes(extent.sums[first * SUM_BYTES : (first + mask.bit_count()) * SUM_BYTES])
+
     def count_hit(self, content_id: ContentId, offset_bytes: int, end_bytes: int) -> None:
         """A range was read from here."""
         self.hits += 1

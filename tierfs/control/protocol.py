@@ -98,6 +98,7 @@ class FrontStatus(msgspec.Struct, kw_only=True):
     ``engine_starts``: 1 unless an engine died and was replaced under the mount. The native front counts
     requests: ``answered`` by itself, ``relayed`` to the engine, ``repeated`` for a later engine. Opens that
     pass through to a tier's file: ``passthrough_opens``; ``passthrough_errno``: why the kernel refuses that.
+    ``placed``: reads whose bytes the front took from where the engine said that they lie.
     ``transport``: requests come through ``device`` (/dev/fuse) or ``io_uring`` (``ring_requests`` did so);
     ``transport_why``: the reason. ``no_open``: the kernel opens files without asking (``open_mode``).
     """
@@ -116,6 +117,7 @@ class FrontStatus(msgspec.Struct, kw_only=True):
     transport: str = "device"
     transport_why: str = ""
     ring_requests: int = 0
+    placed: int = 0
 
 
 class TierStatus(msgspec.Struct, kw_only=True):

@@ -12,8 +12,10 @@ import stat
 import trio
 
 from tierfs.errors import InvalidArgument, IsADirectory, NotFound, ReadOnly, StaleContent, TierfsError
+from tierfs.fs import placed
 from tierfs.fs.handles import FileHandle
 from tierfs.fs.names import Names, is_write, new_file_mode
+from tierfs.fs.placed import TAKES_PLACES
 from tierfs.fs.services import Caller, Services
 from tierfs.namespace import tree
 from tierfs.namespace.transaction import WriteTransaction
@@ -108,12 +110,21 @@ class Files:
         """Up to ``length`` bytes; fewer only at the end of the file."""
         if number & FRONT_HANDLE:
             return await self._read_for_front(number & ~FRONT_HANDLE, offset, length)
-        content = self._services.handles.file(number).content
-        data = content.read_nowait(self._cache, offset, length)
+        takes_places = bool(number & TAKES_PLACES)
+        content = self._services.handles.file(number & ~TAKES_PLACES).content
+        data = self._place(content, offset, length) if takes_places else None
+        if data is None:
+            data = content.read_nowait(self._cache, offset, length)
         self._services.readahead.observe(content.ino, content.ref, offset, length)
         if data is not None:
             return data
-        return await self._read_guarded(content, offset, length)
+        return await self._read_guarded(content, offset, length, takes_places)
+
+    def _place(self, content: FileContent, offset: int, length: int) -> bytes | None:
+        """An answer that says where the bytes are."""
+        mark = self._services.place_mark
+        place = content.place(self._cache, offset, length) if mark else None
+        return placed.pack(mark, place) if place is not None else None
 
     async def _read_for_front(self, ino: int, offset: int, length: int) -> bytes:
         """A read of a file that a native front has opened by itself, and has not all of in the tiers."""
@@ -121,18 +132,32 @@ class Files:
             self._services.readahead.observe(ino, content.ref, offset, length)
             return await self._read_guarded(content, offset, length)
 
-    async def _read_guarded(self, content: FileContent, offset: int, length: int) -> bytes:
+    async def _read_guarded(
+        self, content: FileContent, offset: int, length: int, takes_places: bool = False
+    ) -> bytes:
         """Read, waiting if need be, until a signal."""
         try:
-            return await self._services.interrupts.guard(self.read_waiting, content, offset, length)
+            return await self._services.interrupts.guard(
+                self.read_waiting, content, offset, length, takes_places
+            )
         except StaleContent:
             await self._learn_what_is_there_now(content.ino)
             raise
 
-    async def read_waiting(self, content: FileContent, offset: int, length: int) -> bytes:
-        """Read; a version that is gone because we moved or re-labelled the object is read where it is now."""
+    async def read_waiting(
+        self, content: FileContent, offset: int, length: int, takes_places: bool = False
+    ) -> bytes:
+        """Read; a version that is gone because we moved or re-labelled the object is read where it is now.
+
+        ``takes_places``: the answer may say where the bytes are instead.
+        """
         for _ in range(MOVE_ATTEMPTS):
             try:
+                if takes_places:
+                    await content.bring(self._cache, offset, length)
+                    data = self._place(content, offset, length)
+                    if data is not None:
+                        return data
                 return await content.read(self._cache, offset, length)
             except StaleContent:
                 if not self._contents.refresh_ref(content):

@@ -57,6 +57,8 @@ class Services:
     settle: Callable[[], None] = lambda: None
     """Take in what was committed for a native front on another thread. To be called at the start of whatever
     looks at open files or orphans; ``contents`` does it by itself."""
+    place_mark: bytes = b""
+    """A native front with this mark may be told where the bytes of a READ lie; empty: none such."""
     orphans: set[int] = field(default_factory=set)
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
 

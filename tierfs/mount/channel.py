@@ -23,9 +23,10 @@ VERSION = 1
 MAX_BYTES = 65536
 _HEADER = struct.Struct("<HHIQ")
 _HELLO = struct.Struct("<II")
+_PLACE_MARK_BYTES = 16
 _HANDLE = struct.Struct("<QQIIII")
 _VIEW_SETTINGS = struct.Struct("<QQIIIIIIIIII")
-_COUNTS = struct.Struct("<QQQQQQQIIIIIIQ")
+_COUNTS = struct.Struct("<QQQQQQQIIIIIIQQ")
 _ERROR = struct.Struct("<i")
 
 
@@ -108,6 +109,8 @@ class FrontCounts:
     ring_depth: int
     ring_requests: int
     """How many came so."""
+    placed: int
+    """Reads for which an engine said where the bytes are, and that the front then took from there."""
 
 
 class Channel:
@@ -157,10 +160,13 @@ class Channel:
         self._socket.close()
 
 
-def unpack_hello(body: bytes) -> tuple[int, int]:
-    """(pid of the front, how many engines it has started)"""
-    front_pid, engine_starts = _HELLO.unpack(body)
-    return front_pid, engine_starts
+def unpack_hello(body: bytes) -> tuple[int, int, bytes]:
+    """(pid of the front, how many engines it has started, mark of answers that name places)
+
+    The mark is empty if the front is older and takes no such answers.
+    """
+    front_pid, engine_starts = _HELLO.unpack_from(body)
+    return front_pid, engine_starts, body[_HELLO.size :][:_PLACE_MARK_BYTES]
 
 
 def unpack_handles(body: bytes) -> Iterator[OpenHandle]:

@@ -130,6 +130,7 @@ class Engine:
             if isinstance(front, NativeFront):
                 nursery.start_soon(front.run)
                 parts.services.lend = front.lend
+                parts.services.place_mark = front.place_mark
                 front.extra = ExtraRequests(parts.services)
                 nursery.start_soon(front.extra.run, front.answer_extra)
                 names = direct.listen(

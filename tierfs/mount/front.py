@@ -162,6 +162,8 @@ class NativeFront:
         """Files may be open that are not in ``open_handles``."""
         self.why = "the native front holds the mount"
         self.pid = 0
+        self.place_mark = b""
+        """What an answer begins with that says where the bytes are; empty: the front takes none."""
         self.engine_starts = 0
 
     async def greet(self) -> None:
@@ -171,7 +173,7 @@ class NativeFront:
             if message is None:
                 raise MountError("the front has ended")
             if message.kind == Kind.HELLO:
-                self.pid, self.engine_starts = channel.unpack_hello(message.body)
+                self.pid, self.engine_starts, self.place_mark = channel.unpack_hello(message.body)
                 self.is_reattached = bool(message.value & channel.HELLO_REATTACHED)
                 self.opens_untold = bool(message.value & channel.HELLO_UNTOLD)
             elif message.kind == Kind.HANDLES:

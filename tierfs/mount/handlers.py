@@ -126,6 +126,7 @@ class Handlers:
             status.transport = transport.kind_of(counts)
             status.transport_why = transport.why(self._parts.settings, counts)
             status.ring_requests = counts.ring_requests
+            status.placed = counts.placed
         return status
 
     def _backlog(self) -> p.Backlog:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from tierfs.cache.reading import Place
 from tierfs.cache.residency import Cache
 from tierfs.cache.staging import Staging
 from tierfs.errors import NotFound, ObjectTooLarge, TierFailed
@@ -70,6 +71,18 @@ class FileContent:
         if self.ref is not None:
             return cache.read_nowait(self.ref, offset, length)
         return None
+
+    def place(self, cache: Cache, offset: int, length: int) -> Place | None:
+        """Where clean bytes can be read; see ``Cache.place``."""
+        if self.staging is not None or self.ref is None:
+            return None
+        return cache.place(self.ref, offset, min(length, self.size_bytes - offset))
+
+    async def bring(self, cache: Cache, offset: int, length: int) -> None:
+        """Wait until clean bytes have been fetched."""
+        length = min(length, self.size_bytes - offset)
+        if self.staging is None and self.ref is not None and length > 0:
+            await cache.bring(self.ref, offset, length)
 
     async def read(self, cache: Cache, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""

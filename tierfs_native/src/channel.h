@@ -50,6 +50,7 @@ struct tierfs_channel_header {
 struct tierfs_hello {
     uint32_t front_pid;
     uint32_t engine_starts; /* 1: the first engine of this mount */
+    uint8_t place_mark[16]; /* see placed.h */
 };
 
 #define TIERFS_HANDLE_DIRECTORY 1u
@@ -99,13 +100,14 @@ struct tierfs_counts {
     uint32_t ring_errno; /* why not through io_uring, if they should; 0: it was not tried, or it works */
     uint32_t ring_depth; /* requests that one queue takes at a time */
     uint64_t ring_requests;
+    uint64_t placed; /* reads for which the engine said where the bytes are (placed.h) */
 };
 
 _Static_assert(sizeof(struct tierfs_channel_header) == 16, "channel header");
-_Static_assert(sizeof(struct tierfs_hello) == 8, "hello");
+_Static_assert(sizeof(struct tierfs_hello) == 24, "hello");
 _Static_assert(sizeof(struct tierfs_handle) == 32, "handle");
 _Static_assert(sizeof(struct tierfs_view_settings) == 56, "view settings");
-_Static_assert(sizeof(struct tierfs_counts) == 88, "counts");
+_Static_assert(sizeof(struct tierfs_counts) == 96, "counts");
 
 struct tierfs_packet {
     struct tierfs_channel_header header;

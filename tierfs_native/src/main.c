@@ -17,6 +17,7 @@
 #include "handles.h"
 #include "log.h"
 #include "noopen.h"
+#include "placed.h"
 #include "reading.h"
 #include "relay.h"
 #include "small.h"
@@ -35,6 +36,7 @@
 #include <sys/eventfd.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -82,6 +84,7 @@ struct front {
     _Atomic(struct tierfs_uring *) uring; /* NULL: all requests come through /dev/fuse */
     atomic_int ring_errno; /* why there is none */
     struct tierfs_reading *reading;
+    uint8_t place_mark[TIERFS_PLACE_MARK_BYTES];
     struct tierfs_small *small; /* NULL: the engine opens and reads all files */
     struct tierfs_noopen *noopen; /* NULL: things are written through this mount, or the engine answers all */
     atomic_uint_fast64_t answered;
@@ -360,6 +363,16 @@ static void make_small(struct front *front, const struct tierfs_packet *packet, 
         tierfs_warning("the engine reads small files  reason=\"%s\"", strerror(-result));
     else
         tierfs_small_on_miss(front->small, tell_touched, front);
+    if (result == 0)
+        tierfs_relay_takes_places(front->relay);
+}
+
+/* For the relay, once the tiers are known. */
+static long read_placed(void *context, const void *body, size_t body_bytes, char *out, size_t out_capacity)
+{
+    const struct front *front = context;
+
+    return tierfs_placed_read(front->reading, front->place_mark, body, body_bytes, out, out_capacity);
 }
 
 /* The kernel cuts what is read in order into pieces of this size: for a copy they should be large. Any thread. */
@@ -515,6 +528,8 @@ static int tell_handles(struct front *front)
     struct tierfs_hello hello = {.front_pid = (uint32_t)getpid(), .engine_starts = front->engine_starts};
     struct tierfs_handle *handles;
     size_t count;
+
+    memcpy(hello.place_mark, front->place_mark, sizeof hello.place_mark);
     int result = tierfs_handles_copy(front->handles, &handles, &count);
 
     if (result < 0)
@@ -706,6 +721,7 @@ static int prepare(struct front *front)
 {
     struct tierfs_relay_links links = {.read_channel = take_packets_for_relay,
                                        .prepare_ring = prepare_ring,
+                                       .read_placed = read_placed,
                                        .begin_ring = begin_ring,
                                        .context = front};
     sigset_t wanted;
@@ -723,6 +739,8 @@ static int prepare(struct front *front)
     front->woken = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (front->signals < 0 || front->gone < 0 || front->woken < 0)
         return -errno;
+    if (getrandom(front->place_mark, sizeof front->place_mark, 0) != sizeof front->place_mark)
+        return -EIO;
     pthread_mutex_init(&front->channel_lock, NULL);
     front->packets_end = &front->packets;
     front->engine = (struct tierfs_engine){.pid = -1, .requests = -1, .channel = -1};

@@ -84,8 +84,10 @@ void tierfs_pending_sent(struct tierfs_pending *pending, struct tierfs_request *
         free(request);
         return;
     }
-    request->sent = went;
     request->was_sent = request->was_sent || went;
+    went = went && !request->again;
+    request->again = false;
+    request->sent = went;
     if (!went)
         pending->unsent = pending->first;
     skip_sent(pending);

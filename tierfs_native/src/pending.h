@@ -17,6 +17,7 @@ struct tierfs_request {
     bool sent;    /* to the engine of now */
     bool was_sent; /* to any engine */
     bool sending; /* a thread is reading the message: whoever is done frees it */
+    bool again;   /* once that is over, it has to be sent once more */
     bool answered;
     bool unanswered; /* nothing comes back: it is done with once it is sent */
     bool interrupted; /* whoever waits for the answer has got a signal */

@@ -186,18 +186,23 @@ static int open_segment(struct tierfs_reading_lane *lane, const struct piece *pi
     return slot->descriptor;
 }
 
-static int open_own_file(const struct tierfs_reading_lane *lane, const struct piece *piece,
-                         const uint8_t content_id[16])
+int tierfs_reading_open_file(const struct tierfs_reading *reading, uint32_t tier,
+                             const uint8_t content_id[16], bool *is_memory)
 {
     char path[TIERFS_TIER_PATH];
     int descriptor;
 
+    if (tier >= reading->tier_count)
+        return -EINVAL;
     tierfs_tier_path(path, 0, content_id);
-    descriptor = openat(lane->reading->tiers[piece->tier].directory, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    *is_memory = reading->tiers[tier].is_memory;
+    descriptor = openat(reading->tiers[tier].directory, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     return descriptor >= 0 ? descriptor : -errno;
 }
 
-static ssize_t read_at(int descriptor, char *out, size_t length, uint64_t offset, int flags)
+_Static_assert(TIERFS_READ_NOWAIT == RWF_NOWAIT, "RWF_NOWAIT");
+
+ssize_t tierfs_read_at(int descriptor, char *out, size_t length, uint64_t offset, int flags)
 {
     struct iovec vector = {.iov_base = out, .iov_len = length};
     ssize_t count;
@@ -221,8 +226,8 @@ static bool read_checked(const struct tierfs_reading_lane *lane, const struct ti
         stop = inode->size_bytes;
     bytes = (size_t)(stop - start);
     while (done < bytes) {
-        ssize_t count = read_at(descriptor, lane->scratch + done, bytes - done,
-                                piece->extent.place_bytes + start + done, 0);
+        ssize_t count = tierfs_read_at(descriptor, lane->scratch + done, bytes - done,
+                                       piece->extent.place_bytes + start + done, 0);
         if (count <= 0)
             return false;
         done += (size_t)count;
@@ -246,13 +251,16 @@ static bool read_piece(struct tierfs_reading_lane *lane, const struct tierfs_ino
                        const struct piece *piece, char *out)
 {
     bool is_packed = piece->extent.segment != 0;
-    int descriptor = is_packed ? open_segment(lane, piece) : open_own_file(lane, piece, inode->content_id);
-    int flags = lane->reading->tiers[piece->tier].is_memory ? 0 : RWF_NOWAIT;
+    bool is_memory = lane->reading->tiers[piece->tier].is_memory;
+    int descriptor = is_packed ? open_segment(lane, piece)
+                               : tierfs_reading_open_file(lane->reading, (uint32_t)piece->tier,
+                                                          inode->content_id, &is_memory);
+    int flags = is_memory ? 0 : RWF_NOWAIT;
     bool done;
 
     if (descriptor < 0)
         return false;
-    done = read_at(descriptor, out, piece->length, piece->extent.place_bytes + piece->offset, flags) ==
+    done = tierfs_read_at(descriptor, out, piece->length, piece->extent.place_bytes + piece->offset, flags) ==
            (ssize_t)piece->length;
     if (!done)
         done = read_checked(lane, inode, piece, descriptor, out);

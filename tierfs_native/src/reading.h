@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define TIERFS_READING_TIERS 8
 #define TIERFS_READING_MAX_BYTES (UINT64_C(1) << 20) /* larger files are passed through */
@@ -31,6 +32,14 @@ int tierfs_reading_create(struct tierfs_reading **reading); /* 0 or -errno */
 
 /* Before the first lane is opened: the root of a tier, fast to slow. is_memory: a tmpfs. 0 or -errno. */
 int tierfs_reading_add_tier(struct tierfs_reading *reading, const char *root, bool is_memory);
+
+/* A file of a large content in a tier of that number, for reading. A descriptor or -errno. */
+int tierfs_reading_open_file(const struct tierfs_reading *reading, uint32_t tier,
+                             const uint8_t content_id[16], bool *is_memory);
+
+/* preadv2; only what is in the page cache with TIERFS_READ_NOWAIT. */
+#define TIERFS_READ_NOWAIT 8 /* RWF_NOWAIT */
+ssize_t tierfs_read_at(int descriptor, char *out, size_t length, uint64_t offset, int flags);
 
 int tierfs_reading_lane_open(const struct tierfs_reading *reading, struct tierfs_reading_lane **lane);
 

@@ -1,8 +1,10 @@
 #define _GNU_SOURCE
 #include "relay.h"
 
+#include "answer.h"
 #include "log.h"
 #include "pending.h"
+#include "placed.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -40,13 +42,14 @@ struct tierfs_relay {
     bool attached;   /* it takes requests */
     bool initialised; /* the kernel has its answer to INIT */
     bool lists_plainly;
+    bool takes_places;
     bool truncates_apart;
     bool replaying;  /* an INIT was sent again; its answer is to be swallowed */
     uint32_t last_token;
     char init[sizeof(struct fuse_in_header) + sizeof(struct fuse_init_in)];
     size_t init_bytes;
     uint64_t init_unique;
-    uint64_t relayed, repeated;
+    uint64_t relayed, repeated, placed;
     uint64_t answered; /* by the engine of now, or the last one */
     char *answer; /* of the thread that gets the answers */
     char *names_answer; /* of the one that gets those about names */
@@ -104,8 +107,9 @@ static int send_request(struct tierfs_relay *relay, struct tierfs_request *reque
     pthread_mutex_lock(&relay->lock);
     if (result == 0 && request->interrupted && !request->answered)
         send_interrupt(relay, request);
+    bool again = request->again;
     tierfs_pending_sent(&relay->pending, request, result == 0);
-    if (--relay->senders == 0)
+    if (--relay->senders == 0 || again)
         pthread_cond_broadcast(&relay->changed);
     return result;
 }
@@ -193,6 +197,8 @@ static size_t body_needed(uint32_t opcode)
         return sizeof(struct fuse_init_in);
     case FUSE_INTERRUPT:
         return sizeof(struct fuse_interrupt_in);
+    case FUSE_READ:
+        return sizeof(struct fuse_read_in);
     default:
         return 0;
     }
@@ -268,6 +274,15 @@ static void note_released(struct tierfs_relay *relay, const struct fuse_in_heade
         tierfs_backing_released(relay->links.backing, header->nodeid);
 }
 
+/* Of what the engine has opened, and is large. */
+static void offer_places(struct tierfs_request *request)
+{
+    struct fuse_read_in *read = (void *)(request->message + sizeof(struct fuse_in_header));
+
+    if ((read->fh & TIERFS_FH_FRONT) == 0 && read->size >= TIERFS_PLACE_LEAST_BYTES)
+        read->fh |= TIERFS_FH_PLACES;
+}
+
 void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes,
                           const struct tierfs_origin *origin)
 {
@@ -320,6 +335,8 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
     }
     if (header->opcode == FUSE_OPEN)
         mark_open(request, passed > 0);
+    if (header->opcode == FUSE_READ && relay->takes_places)
+        offer_places(request);
     if (header->opcode == FUSE_INIT) {
         memcpy(relay->init, message, sizeof relay->init);
         relay->init_bytes = sizeof relay->init;
@@ -488,6 +505,41 @@ static void finish(struct tierfs_relay *relay, struct tierfs_request *request, s
     }
 }
 
+/*
+ * An answer to READ that says where the bytes are: puts them in its place, and returns the size of the answer. If they
+ * are not there any more the engine is asked for the bytes themselves, and 0 is returned. In any other case: bytes.
+ */
+static size_t fetch_placed(struct tierfs_relay *relay, struct tierfs_request *request,
+                           struct fuse_out_header *header, size_t bytes)
+{
+    struct fuse_read_in *asked = (void *)(request->message + sizeof(struct fuse_in_header));
+    char *body = (char *)(header + 1);
+
+    if (header->error != 0 || (asked->fh & TIERFS_FH_PLACES) == 0 || relay->links.read_placed == NULL)
+        return bytes;
+    long result =
+        relay->links.read_placed(relay->links.context, body, bytes - sizeof *header, body, asked->size);
+    if (result == TIERFS_NOT_PLACED)
+        return bytes;
+    pthread_mutex_lock(&relay->lock);
+    if (result >= 0) {
+        relay->placed++;
+        pthread_mutex_unlock(&relay->lock);
+        header->len = (uint32_t)(sizeof *header + (size_t)result);
+        return header->len;
+    }
+    asked->fh &= ~TIERFS_FH_PLACES;
+    if (request->sending) {
+        request->again = true; /* who sends it has not seen yet that it is through */
+    } else {
+        request->was_sent = false; /* no engine has died */
+        tierfs_pending_sent(&relay->pending, request, false);
+        pthread_cond_broadcast(&relay->changed);
+    }
+    pthread_mutex_unlock(&relay->lock);
+    return 0;
+}
+
 static void forward_answer(struct tierfs_relay *relay, size_t bytes)
 {
     struct fuse_out_header *header = (void *)relay->answer;
@@ -511,6 +563,10 @@ static void forward_answer(struct tierfs_relay *relay, size_t bytes)
         relay->initialised = true;
     }
     pthread_mutex_unlock(&relay->lock);
+    if (asked->opcode == FUSE_READ)
+        bytes = fetch_placed(relay, request, header, bytes);
+    if (bytes == 0)
+        return;
     finish(relay, request, header, bytes);
 }
 
@@ -735,6 +791,13 @@ void tierfs_relay_set_device(struct tierfs_relay *relay, int device)
     pthread_mutex_unlock(&relay->notice_lock);
 }
 
+void tierfs_relay_takes_places(struct tierfs_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->takes_places = true;
+    pthread_mutex_unlock(&relay->lock);
+}
+
 void tierfs_relay_lists_plainly(struct tierfs_relay *relay)
 {
     pthread_mutex_lock(&relay->lock);
@@ -794,6 +857,7 @@ void tierfs_relay_counts(struct tierfs_relay *relay, struct tierfs_counts *count
     counts->relayed = relay->relayed;
     counts->repeated = relay->repeated;
     counts->pending = (uint32_t)relay->pending.count;
+    counts->placed = relay->placed;
     pthread_mutex_unlock(&relay->lock);
     pthread_mutex_lock(&relay->notice_lock);
     counts->notifications = relay->noticed;

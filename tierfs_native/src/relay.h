@@ -39,6 +39,8 @@ struct tierfs_relay_links {
      */
     bool (*prepare_ring)(void *context, bool is_offered, size_t payload_bytes);
     void (*begin_ring)(void *context);
+    /* As tierfs_placed_read; only after tierfs_relay_takes_places. */
+    long (*read_placed)(void *context, const void *body, size_t body_bytes, char *out, size_t out_capacity);
     void *context;
 };
 
@@ -47,6 +49,9 @@ int tierfs_relay_create(const struct tierfs_relay_links *links,
 
 /* device: of /dev/fuse, for notifications; when it is mounted. */
 void tierfs_relay_set_device(struct tierfs_relay *relay, int device);
+
+/* From now on the engine may answer READ with a place (placed.h). */
+void tierfs_relay_takes_places(struct tierfs_relay *relay);
 
 /* READDIR without attributes, which pyfuse3 does not know, never comes here: the kernel may choose it. Before INIT. */
 void tierfs_relay_lists_plainly(struct tierfs_relay *relay);
