@@ -1,4 +1,4 @@
-"""The native parts of tierfs, as Python sees them: the front process, and modules for batch reads and transfers.
+"""The native parts of tierfs, as Python sees them: the front process, and modules for batches and transfers.
 
 All are built when tierfs is installed, if a C compiler and liblmdb are there, and lie in this package's
 directory. This module works without them and then says why they are missing. It imports nothing of tierfs,
