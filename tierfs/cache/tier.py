@@ -158,8 +158,8 @@ class Tier:
         return data
 
     def sums_of(self, content_id: ContentId, offset_bytes: int, end_bytes: int) -> bytes | None:
-        """Checksums of the blocks of a range, if it is whole blocks that are here, verified, in one extent and
-        in a file of their own."""
+        """Checksums of the blocks of a range, if it is whole blocks that are here, verified, in one extent
+        and in a file of their own."""
         number = offset_bytes // EXTENT_SIZE_BYTES
         extent = self.presence.extent(content_id, number)
         if (extent is None or extent.segment or offset_bytes % BLOCK_SIZE_BYTES or not self.health.readable
