@@ -31,6 +31,7 @@ from tests.support.tiers import (
     settled,
 )
 from tierfs.cache import area, device, sidecar
+from tierfs.cache.sidecar import Sidecar
 from tierfs.cache.staging import Staging
 from tierfs.errors import AlreadyExists, InvalidArgument, ObjectTooLarge, StaleContent, TierFailed, TierFull
 from tierfs.types import ContentId, ObjectRef, new_content_id
@@ -425,6 +426,28 @@ async def test_after_a_power_cut_a_cut_stays_cut(tmp_path, store, monkeypatch):
     async with opened_cache(store, one_tier(tmp_path)) as cache:
         staging = await cache.open_staging(content_id)
         assert await content(staging) == body[: BLOCK + 7] + bytes(5 * BLOCK - 7)
+
+
+async def test_a_truncate_that_was_cut_short_is_whole_after_a_restart(tmp_path, store, monkeypatch):
+    """Killed when the file has been cut, and the sidecar does not say so yet: no byte of the base comes back."""
+    body = body_of(3 * BLOCK)
+    ref = store.add("k", body)
+    content_id = new_content_id()
+
+    def killed(sidecar: Sidecar, limit_bytes: int) -> None:
+        raise OSError(errno.EIO, "stopped here")
+
+    async with opened_cache(store, one_tier(tmp_path)) as cache:
+        staging = await cache.convert(ref, content_id)
+        with monkeypatch.context() as patch:
+            patch.setattr(Sidecar, "set_limit", killed)
+            with pytest.raises(TierFailed):
+                await staging.truncate(BLOCK + 10)
+    async with opened_cache(store, one_tier(tmp_path)) as cache:
+        staging = await cache.open_staging(content_id)
+        assert await content(staging) == body[: BLOCK + 10]
+        await staging.truncate(3 * BLOCK)
+        assert await content(staging) == body[: BLOCK + 10] + bytes(2 * BLOCK - 10)
 
 
 async def test_a_sidecar_alone_is_the_base(tmp_path, store, monkeypatch):

@@ -246,7 +246,13 @@ def _reopen(directory: str, content_id: ContentId, part: str) -> Sidecar:
     path = f"{directory}/{content_id.hex()}.base"
     sidecar, boot = Sidecar.open(path)
     now = device.boot_id()
-    part_is_there = os.path.exists(part)
+    try:
+        size_bytes = os.stat(part).st_size
+        part_is_there = True
+    except FileNotFoundError:
+        part_is_there = False
+    if part_is_there and size_bytes < sidecar.limit_bytes:
+        sidecar.set_limit(size_bytes)  # a truncate was cut short
     if boot == now and part_is_there:
         return sidecar
     durable = sidecar.words()[2]

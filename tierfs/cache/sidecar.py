@@ -140,10 +140,10 @@ class Sidecar:
         os.fdatasync(self._fd)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Durable when it returns."""
+        """Durable when it returns. In memory it holds in any case: what was cut off never comes back."""
+        self.limit_bytes = limit_bytes
         os.pwrite(self._fd, _twice(limit_bytes), _LIMIT_AT)
         os.fdatasync(self._fd)
-        self.limit_bytes = limit_bytes
 
     @property
     def allocated_bytes(self) -> int:
