@@ -31,8 +31,8 @@ converted file (a clean content that is to be changed)
     5. ``sync``: fdatasync of the file; then those bits that were set before it began go into the durable
        words, and the sidecar is fdatasynced. *Power cut*: only durable words are believed. So a block whose
        bit reached the device before its bytes did counts as absent, and comes from the base.
-    6. ``truncate`` below the limit: the file is cut, then the limit is lowered durably, both before anything
-       is written again. *kill -9* in between: a limit behind the end of the file is lowered at the next start.
+    6. ``truncate`` below the limit: the file is cut, then the limit is lowered durably, before anything is
+       written again. *kill -9* in between: a limit behind the end of the file is lowered at the next start.
 
 seal (the store has the bytes, and the namespace has recorded that)
     1. Checksums are computed beside ongoing reads; a write in between cancels the whole.
