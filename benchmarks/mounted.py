@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,24 @@ class Mounted:
 
 @contextlib.contextmanager
 def fresh_mount(
-    source_url: str, mountpoint: Path, work_dir: Path, *, tier_bytes: int, options: Sequence[str] = ()
+    source_url: str,
+    mountpoint: Path,
+    work_dir: Path,
+    *,
+    tier_bytes: int,
+    options: Sequence[str] = (),
+    prepare: Callable[[Path], None] | None = None,
 ) -> Iterator[Mounted]:
-    """A mount that knows nothing yet: new state, empty tier. Both are removed at the end."""
+    """A mount that knows nothing yet: new state, empty tier. Both are removed at the end.
+
+    ``prepare`` is given the state directory before the mount is made.
+    """
     state_dir, tier_dir = work_dir / "state", work_dir / "tier"
     for directory in (state_dir, tier_dir):
         shutil.rmtree(directory, ignore_errors=True)
     mountpoint.mkdir(parents=True, exist_ok=True)
+    if prepare is not None:
+        prepare(state_dir)
     arguments = [
         *tierfs_command(), "mount", source_url, str(mountpoint), "--state-dir", str(state_dir),
         "--tier", f"{tier_dir}:{tier_bytes}", *options,

@@ -262,10 +262,14 @@ class Mounted:
             complaint = f"the engine ended by itself with status {self.process.returncode}\n{self.log_tail()}"
             self._destroy()
         elif self.process is not None:
+            # By signal, which drains as ``tierfs umount`` does and costs no start of the command line program.
             try:
-                self.umount()
-            except (MountFailed, subprocess.TimeoutExpired) as error:
+                code = self.terminate()
+                if code != 0 or self.is_up():
+                    complaint = f"the mount did not end cleanly: status {code}\n{self.log_tail()}"
+            except MountFailed as error:
                 complaint = f"the mount could not be ended cleanly: {error}"
+            if complaint:
                 self._destroy()
         else:
             self._destroy()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,29 @@ def test_latency_adds_up_with_another_fault(inner: LocalStore) -> None:
         store.get_range("k", 0, 10)
     assert slept == [1.5]
     assert caught.value.retry_after_s == 3
+
+
+def test_blocked_until_the_rule_is_gone(inner: LocalStore, tmp_path: Path) -> None:
+    """Other requests go on meanwhile; a file with rules is looked at again by those that wait."""
+    path = tmp_path / "faults.json"
+    path.write_text(json.dumps({"rules": [{"kind": "block", "operation": "get"}]}))
+    waited = threading.Semaphore(0)
+    faults = FileFaults(str(path), clock=itertools.count().__next__)
+    store = FaultyStore(inner, faults, sleep=lambda _: waited.release())
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(store.get_range, "k", 0, 10)
+        for _ in range(3):
+            assert waited.acquire(timeout=30)
+        assert not answer.done()
+        assert store.head("k").size_bytes == 10
+        path.unlink()
+        assert answer.result(30) == b"0123456789"
+
+
+def test_closing_ends_what_is_blocked(inner: LocalStore) -> None:
+    store = FaultyStore(inner, Faults(Rule(kind="block")))
+    store.close()
+    assert store.get_range("k", 0, 10) == b"0123456789"
 
 
 def test_a_hang_ends_in_a_timeout(inner: LocalStore) -> None:

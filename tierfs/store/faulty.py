@@ -50,6 +50,7 @@ from tierfs.types import ObjectInfo
 
 FAULTS_ENVIRONMENT = "TIERFS_FAULTS"
 _FILE_CHECK_S = 0.1
+_BLOCK_CHECK_S = 0.05
 _log = get_logger(__name__)
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ Kind = Literal[
     "short_body",  # the body ended early
     "whole_object",  # a range was asked for, everything came
     "hang",  # no answer for ``seconds``, then a timeout
+    "block",  # no answer while the rule is in force, then fine
     "latency",  # slow, then fine
     "expired_token",  # until refresh_credentials() is called
     "clock_skew",
@@ -123,6 +125,10 @@ class Faults:
                     break
         return chosen
 
+    def is_in_force(self, rule: Rule) -> bool:
+        with self._lock:
+            return any(one is rule for one in self._rules)
+
     def end_expiry(self) -> None:
         with self._lock:
             self._rules = [rule for rule in self._rules if rule.kind != "expired_token"]
@@ -141,6 +147,10 @@ class FileFaults(Faults):
     def choose(self, operation: str, key: str) -> list[Rule]:
         self._reload()
         return super().choose(operation, key)
+
+    def is_in_force(self, rule: Rule) -> bool:
+        self._reload()
+        return super().is_in_force(rule)
 
     def _reload(self) -> None:
         with self._lock:
@@ -274,6 +284,9 @@ class FaultyStore(StoreWrapper):
                 case "hang":
                     self._sleep(rule.seconds)
                     raise StoreTimeout(what)
+                case "block":
+                    while self.faults.is_in_force(rule) and not self._sleep(_BLOCK_CHECK_S):
+                        pass
                 case "expired_token":
                     raise CredentialsExpired(what)
                 case "clock_skew":
