@@ -115,7 +115,7 @@ class Run:
             self._plain_dir,
             self._work_dir / "ro",
             tier_bytes=tier_bytes,
-            options=("--read-only",),
+            options=("--read-only", "--open-mode", "none"),
             local=("small",),
         ) as read_only:
             small.measure(self.found.lines, data, place, read_only, self.rounds())

@@ -76,7 +76,7 @@ def measure(
         found: dict[bool, Histogram] = {}
         for hanging in (True, False) if number % 2 else (False, True):
             if hanging:
-                with _hanging(place, faults, number, scale.hits_s):
+                with _hanging(place, faults, number):
                     found[True] = _hits(small, scale.hits_s, number)
             else:
                 found[False] = _hits(small, scale.hits_s, number)
@@ -99,10 +99,9 @@ def _hits(files: FileSet, seconds: float, number: int) -> Histogram:
 
 
 @contextlib.contextmanager
-def _hanging(place: Place, faults: Path, number: int, seconds: float) -> Iterator[None]:
+def _hanging(place: Place, faults: Path, number: int) -> Iterator[None]:
     """64 reads that hang from the beginning of the block to its end; BenchFailed if one of them returned."""
-    hang_s = seconds + STARTED_S + 4.0
-    _say(faults, [{"kind": "hang", "operation": "get", "key": f"{DIRECTORY}/*", "seconds": hang_s}])
+    _say(faults, [{"kind": "block", "operation": "get", "key": f"{DIRECTORY}/*"}])
     context = multiprocessing.get_context("fork")
     returned = context.Value(ctypes.c_int, 0)
     directory = place.mounted.mountpoint / DIRECTORY / f"r{number}"
@@ -111,7 +110,6 @@ def _hanging(place: Place, faults: Path, number: int, seconds: float) -> Iterato
     child.start()
     try:
         time.sleep(STARTED_S)
-        began_s = time.monotonic()
         yield
         if returned.value:
             raise BenchFailed(f"{returned.value} of {MISSES} reads that should hang came back")
@@ -120,7 +118,6 @@ def _hanging(place: Place, faults: Path, number: int, seconds: float) -> Iterato
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         _say(faults, [])
-        time.sleep(max(0.0, began_s + hang_s - time.monotonic()))  # requests that hang already go on hanging
 
 
 def _read_all(directory: Path, returned: ctypes.c_int) -> None:

@@ -64,6 +64,10 @@ def look_at_what_is_local(mounted: Mounted, local: dict[str, bytes]) -> None:
     assert mounted.status()["backlog"]["failed"] == []
 
 
+@pytest.mark.semantics(
+    "S-READ-8",
+    "What is local does not wait for reads that wait for the store. With `--front python` only while fewer than 12 of those are in flight, since the kernel then sends no more.",
+)
 def test_hits_do_not_wait_for_misses(mount_factory: MountFactory, front: str) -> None:
     """Reads wait for the store, for as long as this takes, and all get their bytes when it answers again."""
     mounted = mount_factory.prepare(options=("--ttl", "3600"))

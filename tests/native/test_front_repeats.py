@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.front import kill_engine
+from tests.support.front import engine_pid, kill_engine
 from tests.support.mount import Mounted, MountFactory, wait_until
 from tests.support.posix import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 
@@ -131,8 +131,10 @@ def test_killed_twice_over_one_request(native_mounts: MountFactory, base_dir: Pa
     (mounted.path / "f").write_bytes(b"F")
     trigger.touch()
 
+    first = engine_pid(mounted)
+
     def kill_the_next() -> None:
-        wait_until(lambda: not trigger.exists(), "the first death")
+        wait_until(lambda: not trigger.exists() and engine_pid(mounted) not in (None, first), "the next engine")
         kill_engine(mounted)
 
     killer = threading.Thread(target=kill_the_next)

@@ -117,10 +117,10 @@ def test_ends(session_dir):
 """
 
 
+@pytest.mark.limit_s(320)
 @pytest.mark.parametrize(
     ("case", "workers", "status", "said"),
     [
-        ("nothing", "2", 0, "3 passed"),
         ("leaves", "0", 1, "left behind, process"),
         ("leaves", "2", 1, "left behind, process"),
         ("dies", "2", 1, "crashed while running"),
@@ -135,7 +135,7 @@ def test_a_run_fails_for_what_no_test_notices(
         [sys.executable, "-m", "pytest", "-c", REPOSITORY / "pyproject.toml", "--rootdir", tmp_path, "-p",
          "no:cacheprovider", "-n", workers, "--dist", "worksteal", tmp_path],
         cwd=REPOSITORY, env={**os.environ, "SUITE_CASE": case, "TIERFS_TEST_DIR": str(tmp_path)}, text=True,
-        capture_output=True, stdin=subprocess.DEVNULL, timeout=120, check=False,
+        capture_output=True, stdin=subprocess.DEVNULL, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
     assert said in done.stdout

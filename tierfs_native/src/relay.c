@@ -381,6 +381,12 @@ static size_t payload_of(const struct fuse_init_out *granted)
     return bytes > FUSE_MIN_READ_BUFFER ? bytes : FUSE_MIN_READ_BUFFER;
 }
 
+/*
+ * Reads of the page cache are background requests for the kernel, which sends 12 at a time if it is not told
+ * otherwise: as many that wait for the store would keep all others from being sent, those of local files too.
+ */
+#define BACKGROUND_REQUESTS 1024u
+
 static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *header, size_t bytes)
 {
     const struct fuse_init_in *asked = (const void *)(relay->init + sizeof(struct fuse_in_header));
@@ -404,6 +410,8 @@ static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *heade
         relay->links.prepare_ring(relay->links.context, (offered & FUSE_OVER_IO_URING) != 0,
                                   payload_of(granted)))
         added |= FUSE_OVER_IO_URING;
+    granted->max_background = BACKGROUND_REQUESTS;
+    granted->congestion_threshold = BACKGROUND_REQUESTS / 4 * 3;
     if (relay->truncates_apart)
         granted->flags &= ~(uint32_t)FUSE_ATOMIC_O_TRUNC;
     granted->flags |= (uint32_t)(added & UINT32_MAX);
