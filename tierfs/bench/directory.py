@@ -7,7 +7,8 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tierfs.bench import caches, loops, mounted, result, space
 from tierfs.bench.files import FileSet, make_files
@@ -18,6 +19,9 @@ from tierfs.errors import ConfigError, ControlError
 from tierfs.mountpoint import MountInfo, canonical, is_below, mounts
 
 MARKER = "made-by-tierfs-bench"
+SETTLE_S = 1.0
+CLOSE_S = 5.0
+CLOSE_AGAIN_S = 0.2
 
 
 class DirectoryTarget:
@@ -31,7 +35,7 @@ class DirectoryTarget:
         self.mount: TierfsMount | None = None
         self._place: str | None = None
         self._marker = ""
-        self._written: list[FileSet] = []
+        self._made: set[str] = set()
         self._system: MountInfo | None = None
 
     @property
@@ -85,11 +89,34 @@ class DirectoryTarget:
         return result.Target(name=self.parent, kind=self.kind, file_system=shown, details=details)
 
     def make(self, files: FileSet, *, stop_s: float, tick: Tick) -> FileSet:
-        self._written.append(files)
-        made = make_files(files, stop_s=stop_s, sync=False, progress=lambda _: tick())
+        self._made.update(files.paths())
+        written_s = stop_s
+        if self.mount is not None:
+            written_s -= max(stop_s - time.monotonic(), 0.0) / 2  # the other half is for the uploads
+        made = make_files(files, stop_s=written_s, sync=False, progress=lambda _: tick())
         if self.mount is None:
             caches.write_back(made.paths())  # or their pages could not be dropped
-        return made
+            return made
+        return self._stored(made, max(stop_s - time.monotonic(), SETTLE_S), tick)
+
+    def _stored(self, files: FileSet, limit_s: float, tick: Tick) -> FileSet:
+        """Those that the store has after that time, so that they can be made cold; the others are removed.
+
+        All of them if it has none: then only warm reads can be measured.
+        """
+        if self.settle(limit_s=limit_s, tick=tick) is None:
+            return files
+        entries = tuple(
+            entry
+            for entry, path in zip(files.entries, files.paths(), strict=True)
+            if not mounted.is_dirty(path)
+        )
+        if not entries:
+            return files
+        kept = replace(files, entries=entries)
+        for path in set(files.paths()) - set(kept.paths()):
+            os.unlink(path)
+        return kept
 
     def remove(self, files: FileSet, *, tick: Tick) -> None:
         for path in files.paths():
@@ -102,7 +129,6 @@ class DirectoryTarget:
         with contextlib.suppress(FileNotFoundError):
             if os.path.realpath(files.root) != os.path.realpath(self.place):
                 os.rmdir(files.root)
-        self._written = [known for known in self._written if known.root != files.root]
 
     def settle(self, *, limit_s: float, tick: Tick) -> str | None:
         if self.mount is None:
@@ -136,19 +162,38 @@ class DirectoryTarget:
         """Only names that were made here are unlinked; a directory with anything else in it stays."""
         if self._place is None:
             return []
-        try:
-            for files in list(self._written):
-                self.remove(files, tick=tick)
-            marker = os.path.join(self._place, MARKER)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(marker)
-            os.rmdir(self._place)
-        except OSError as error:
-            where = os.fsdecode(error.filename) if error.filename else self._place
-            why = "holds what was not made here" if error.errno == errno.ENOTEMPTY else error.strerror
-            return [f"{where} stays: {why}"]
-        self._place = None
-        return []
+        # A mount may show once more what an upload that was under way has just finished.
+        stop_s = time.monotonic() + (CLOSE_S if self.mount is not None else 0.0)
+        while (left := self._sweep(tick)) and time.monotonic() < stop_s:
+            time.sleep(CLOSE_AGAIN_S)
+        if not left:
+            self._place = None
+        return left
+
+    def _sweep(self, tick: Tick) -> list[str]:
+        """From the leaves to the place itself; what stays, and why."""
+        left: list[str] = []
+        known = {os.path.join(self.place, MARKER), *self._made}
+
+        def attempt(call: Callable[[str], None], path: str) -> None:
+            try:
+                call(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or not left:  # else something in it is named already
+                    left.append(f"{path} stays: {error.strerror}")
+
+        for parent, _, names in os.walk(self.place, topdown=False):
+            for name in names:
+                path = os.path.join(parent, name)
+                if path in known:
+                    attempt(os.unlink, path)
+                else:
+                    left.append(f"{path} stays: it was not made here")
+                tick()
+            attempt(os.rmdir, parent)
+        return left
 
     # -- tasks
 
@@ -165,10 +210,9 @@ class DirectoryTarget:
         return loops.read_random(paths, sizes, block_bytes=block_bytes, way=way, seed=seed, chain=chain)
 
     def write_file(self, files: FileSet, which: int) -> Task:
-        if files not in self._written:
-            self._written.append(files)
-            os.makedirs(files.root, exist_ok=True)
         (path,), (size,) = _chosen(files, [which])
+        self._made.add(path)
+        os.makedirs(files.root, exist_ok=True)
         return loops.write_file(path, size)
 
     def walk(self, files: FileSet) -> Task:

@@ -117,6 +117,11 @@ def resident_bytes(path: str) -> int:
     return int(os.getxattr(path, "user.tierfs.resident"))
 
 
+def is_dirty(path: str) -> bool:
+    """Whether the store does not have it as it is."""
+    return os.getxattr(path, "user.tierfs.dirty") != b"false"
+
+
 def _batches(paths: Sequence[bytes]) -> Iterator[list[bytes]]:
     for start in range(0, len(paths), BATCH_PATHS):
         yield list(paths[start : start + BATCH_PATHS])

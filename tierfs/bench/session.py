@@ -148,10 +148,9 @@ class Session:
         stop_s = time.monotonic() + self.time_left_s() * MAKE_SHARE
         made = self.target.make(wanted, stop_s=stop_s, tick=self.tick)
         if len(made.entries) < len(wanted.entries):
-            self.notes.append(
-                f"{self._load}: there was time to make {len(made.entries)} of {len(wanted.entries)} files "
-                f"({made.total_bytes / scale.MIB:.0f} of {wanted.total_bytes / scale.MIB:.0f} MiB)"
-            )
+            files = f"{len(made.entries)} of {len(wanted.entries)} files"
+            mib = f"{made.total_bytes / scale.MIB:.0f} of {wanted.total_bytes / scale.MIB:.0f} MiB"
+            self.notes.append(f"{self._load}: there was time to make and store {files} ({mib})")
         if not made.entries:
             raise BenchFailed("there was no time to make a single file")
         return made

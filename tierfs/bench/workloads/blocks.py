@@ -158,6 +158,6 @@ def _parameters(variant: _Variant, state: str, by: str) -> dict[str, Parameter]:
 
 
 SEQUENTIAL = Workload(
-    "sequential-read", "Large files from front to back, as shards and checkpoints are read.", 2.0, _sequential
+    "sequential-read", "Large files from front to back, as shards and checkpoints are read.", 3.0, _sequential
 )
 RANDOM = Workload("random-read", "Blocks at random places of large files.", 2.0, _random)

@@ -62,6 +62,6 @@ def _epoch(
 WORKLOAD = Workload(
     "small-files",
     "A shuffled epoch over small files (4 to 100 KiB): open, read, close, each once.",
-    2.0,
+    3.0,
     _run,
 )
