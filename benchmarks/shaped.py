@@ -46,6 +46,7 @@ class ShapedMounts:
         shaped: bool,
         connections: int = 32,
         tier_in: Path | None = None,
+        upload_delay: str = "0s",
     ) -> Iterator[Mounted]:
         """A new mount. ``tier_in``: where its tier and its state lie, if not on the disk."""
         rules = [
@@ -56,7 +57,7 @@ class ShapedMounts:
         os.environ[FAULTS_ENVIRONMENT] = str(self._faults)
         options = [
             "--fetch-concurrency", str(connections), "--upload-concurrency", str(connections),
-            "--upload-delay", "0s",
+            "--upload-delay", upload_delay,
         ]  # fmt: skip
         try:
             with fresh_mount(
@@ -86,9 +87,7 @@ def probe(mounts: ShapedMounts, store: Path) -> Probed:
     large, small = _fill(store)
     with mounts.mount(store, tier_bytes=TIER_BYTES, shaped=False) as mounted:
         os.listdir(mounted.mountpoint)
-        before_s = _cpu_s(mounted)
-        cold = together(shares(_below(mounted, large), READERS))
-        fetching_s = _cpu_s(mounted) - before_s
+        cold, fetching_s = _with_cpu(mounted, shares(_below(mounted, large), READERS))
         drop_page_cache(_below(mounted, large))
         warm = together(shares(_below(mounted, large), READERS))
         together([loops.read_files(_below(mounted, small))])
@@ -96,17 +95,15 @@ def probe(mounts: ShapedMounts, store: Path) -> Probed:
         one_by_one = together([loops.read_files(_below(mounted, small))])
     with mounts.mount(store, tier_bytes=TIER_BYTES, shaped=True) as mounted:
         os.listdir(mounted.mountpoint)
-        before_s = _cpu_s(mounted)
-        missed = together([loops.read_files(_below(mounted, small[:MISSES]))])
-        missing_s = _cpu_s(mounted) - before_s
+        missed, missing_s = _with_cpu(mounted, [loops.read_files(_below(mounted, small[:MISSES]))])
     with (
         tempfile.TemporaryDirectory(prefix="tierfs-planned-", dir=MEMORY) as memory,
-        mounts.mount(store, tier_bytes=TIER_BYTES, shaped=False, tier_in=Path(memory)) as mounted,
+        mounts.mount(
+            store, tier_bytes=TIER_BYTES, shaped=False, tier_in=Path(memory), upload_delay="1h"
+        ) as mounted,
     ):
         saved = _below(mounted, [f"rank{rank}" for rank in range(READERS)])
-        before_s = _cpu_s(mounted)
-        staged = together([loops.write_file(path, SAVED_BYTES) for path in saved])
-        writing_s = _cpu_s(mounted) - before_s
+        staged, writing_s = _with_cpu(mounted, [loops.write_file(path, SAVED_BYTES) for path in saved])
         for path in saved:
             os.unlink(path)
     by_store_s = LATENCY_S + SMALL_BYTES / STREAM_RATE
@@ -147,8 +144,10 @@ def _below(mounted: Mounted, names: Sequence[str]) -> list[str]:
     return [str(mounted.mountpoint / name) for name in names]
 
 
-def _cpu_s(mounted: Mounted) -> float:
-    """CPU seconds of the engine and the front so far."""
+def _with_cpu(mounted: Mounted, tasks: Sequence[loops.Task]) -> tuple[loops.Outcome, float]:
+    """What they did, and the CPU seconds that engine and front took for it."""
     status = mounted.status()
     pids = {int(status["engine"]["pid"]), int(status["front"].get("pid") or 0)} - {0}
-    return sum(cpu_seconds(pid) for pid in pids)
+    before_s = sum(map(cpu_seconds, pids))
+    outcome = together(tasks)
+    return outcome, sum(map(cpu_seconds, pids)) - before_s

@@ -91,6 +91,17 @@ def test_a_restore_takes_what_division_says() -> None:
     assert saving.restore_new_s == pytest.approx(16.0, rel=0.001)
 
 
+def test_a_checkpoint_takes_room_from_the_data_set() -> None:
+    """Each node keeps its half of 16 GiB, but not beside 6 GiB of checkpoint in 10 GiB of tier."""
+    job = changed(
+        JOB, partition="fixed", ram_bytes=0, nvme_bytes=10 * GIB, checkpoint_bytes=12 * GIB, epochs=2
+    )
+    hit_rate = forecast.forecast(job, setups.TIERFS).reading.epochs[-1].hit_rate
+    assert 0.3 < hit_rate < 0.5
+    alone = forecast.forecast(changed(job, checkpoint_bytes=0), setups.TIERFS)
+    assert alone.reading.epochs[-1].hit_rate == 1.0
+
+
 def test_no_checkpoint_costs_nothing() -> None:
     assert saves.simulate(changed(JOB, checkpoint_bytes=0), setups.TIERFS) == saves.Saving()
 

@@ -194,8 +194,10 @@ def _relief(answer: Answer, section: Section) -> None:
 def _relief_words(answer: Answer, relief: Relief) -> list[str]:
     known = answer.of(setups.TIERFS)
     if not relief.rounds:
-        return [f"Nothing: {percent(known.utilisation)} is at or above the goal of {percent(relief.goal)}."]
+        return [f"Nothing: they compute {percent(known.utilisation)} of the time."]
     lines = []
+    if known.utilisation >= relief.goal:
+        lines.append(f"The goal of {percent(relief.goal)} is reached as it is.")
     for number, each in enumerate(relief.rounds):
         name = "The first bottleneck" if not number else "The next one"
         if not each.bottleneck:
@@ -208,17 +210,19 @@ def _relief_words(answer: Answer, relief: Relief) -> list[str]:
         if each.relief:
             last = each.relief[-1]
             gained += (
-                f" {_amount(last)}: {percent(each.utilisation_before)} becomes {percent(last.utilisation)}, "
+                f" {_amount(last, len(each.bottleneck))}: {percent(each.utilisation_before)} becomes {percent(last.utilisation)}, "
                 f"as good as {last.gpus_gained:.1f} more GPUs."
             )
         lines.append(gained)
-    lines.append(
-        f"The goal of {percent(relief.goal)} is {'reached' if relief.reached else 'not reached'} with that."
-    )
+    if known.utilisation < relief.goal:
+        reached = "reached" if relief.reached else "not reached"
+        lines.append(f"The goal of {percent(relief.goal)} is {reached} with that.")
     return lines
 
 
-def _amount(change: Change) -> str:
+def _amount(change: Change, together: int) -> str:
+    if together > 1:
+        return f"With each of them {change.factor:g} times"
     if isinstance(change.value, str):
         return f"With {option(change.field)} {change.value}"
     return f"With {value(change.field, change.value)} ({change.factor:g} times)"

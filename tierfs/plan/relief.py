@@ -116,10 +116,13 @@ class _Simulated:
 def find_relief(
     scenario: Scenario, known: SetupForecast, *, goal: float, told: Callable[[str], None] = lambda _: None
 ) -> Relief:
-    """``known``: the forecast of ``tierfs`` for that scenario. ``goal``: the utilisation that is wanted."""
+    """``known``: the forecast of ``tierfs`` for that scenario. ``goal``: the utilisation that is wanted.
+
+    Where it is reached as things are, the first bottleneck is named all the same, if it costs anything.
+    """
     now = _Simulated(scenario, known)
     rounds: list[Round] = []
-    while len(rounds) < ROUNDS and now.utilisation < goal:
+    while len(rounds) < ROUNDS and now.utilisation < (goal if rounds else 1 - LEAST_LOSS):
         found, now = _one_round(now, goal, told)
         rounds.append(found)
         if not found.bottleneck:

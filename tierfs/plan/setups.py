@@ -23,9 +23,11 @@ SETUPS = (NFS, STORE, TIERFS)
 
 
 def keep(scenario: Scenario, setup: str, data: DataSet) -> Kept:
-    """What a new node of that set-up has: nothing yet."""
+    """What a new node of that set-up has: nothing yet. One checkpoint is always in the tiers, sent or not."""
     if setup == TIERFS and scenario.tier_sizes:
-        return Tiers([data.capacity_bytes(size) for size in scenario.tier_sizes])
+        tiers = Tiers([data.capacity_bytes(size) for size in scenario.tier_sizes])
+        tiers.set_dirty(data.capacity_bytes(scenario.node_checkpoint_bytes))
+        return tiers
     if setup == NFS and scenario.ram_bytes:
         return PageCache(data.capacity_bytes(scenario.ram_bytes))
     return Nothing()

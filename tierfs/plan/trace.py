@@ -38,7 +38,7 @@ class DataSet:
         self.scale = self.contents * self.content_bytes / scenario.dataset_bytes
         """Simulated bytes per byte of the data set."""
 
-    def capacity_bytes(self, real_bytes: int) -> int:
+    def capacity_bytes(self, real_bytes: float) -> int:
         """A capacity in simulated bytes."""
         return int(real_bytes * self.scale)
 
