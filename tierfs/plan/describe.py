@@ -209,10 +209,9 @@ def _relief_words(answer: Answer, relief: Relief) -> list[str]:
         gained = f"{name}: {words}."
         if each.relief:
             last = each.relief[-1]
-            gained += (
-                f" {_amount(last, len(each.bottleneck))}: {percent(each.utilisation_before)} becomes {percent(last.utilisation)}, "
-                f"as good as {last.gpus_gained:.1f} more GPUs."
-            )
+            before, after = percent(each.utilisation_before), percent(last.utilisation)
+            gained += f" {_amount(last, len(each.bottleneck))}: {before} becomes {after}, "
+            gained += f"as good as {last.gpus_gained:.1f} more GPUs."
         lines.append(gained)
     if known.utilisation < relief.goal:
         reached = "reached" if relief.reached else "not reached"

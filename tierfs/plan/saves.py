@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from simpy import Container, Environment, Event, Store
 
+from tierfs.plan.fetching import PREFETCH_SHARE
 from tierfs.plan.queueing import Latency, Route, Server
 from tierfs.plan.scenario import DEFAULTS, Scenario
 from tierfs.plan.setups import NFS, TIERFS
@@ -130,7 +131,9 @@ def _ways(scenario: Scenario, setup: str, *, reading: bool) -> _Ways:
     wait = Latency(scenario.store_latency_s, scenario.store_latency_p99_s, chance, more_s=more_s)
     if setup == TIERFS:
         servers.append(Server("mount", scenario.mount_rate))
-        connections = scenario.fetch_concurrency if reading else scenario.upload_concurrency
+        # A file that is read from start to end is read ahead of, and that has its share of the connections.
+        ahead = max(1, int(scenario.fetch_concurrency * PREFETCH_SHARE))
+        connections = ahead if reading else scenario.upload_concurrency
     else:
         connections = RANK_CONNECTIONS * scenario.gpus_of_node
     return _Ways(Route(servers, wait, scenario.store_stream_rate), connections)
