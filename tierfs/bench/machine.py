@@ -59,7 +59,9 @@ def command_line() -> str:
     """The command as it was typed, as far as that can be known."""
     import shlex
 
-    program = os.path.basename(sys.argv[0]) if sys.argv else "tierfs"
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if program in ("", "__main__.py"):
+        program = "tierfs"
     return shlex.join([program, *sys.argv[1:]])
 
 
