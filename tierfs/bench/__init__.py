@@ -5,15 +5,21 @@ It measures any place; only for a tierfs mount it asks the engine (control chann
 flush and to evict.
 
 ====================  =================================================================================
-``statistics``        median, spread, ratios of what ran side by side
+``run``               from what was asked for to a result; removes everything again
+``scale``             how much and how long, all bounded
+``session``           one run: its time, its data, what it has found
+``workloads``         the loads: which variants of what
+``target``            the contract of what is measured: ``directory`` (any mount too), ``bucket``
+``mounted``           a tierfs mount, asked through its control channel; ``daemons``: CPU of processes
+``processes``         runs loops at the same moment, each in a forked process: ``run_together``
+``loops``, ``fio``    what is timed, on files
+``files``             data made for a load, the same for a seed: ``FileSet``
+``caches``            the page cache; ``space``: is there room
 ``histogram``         latencies: percentiles, merged over processes
+``statistics``        median, spread, ratios of what ran side by side
 ``result``            what a run found, as JSON with a version: ``BenchResult``, ``Measurement``
 ``machine``           what it was measured on
-``processes``         runs loops at the same moment, each in a forked process: ``run_together``
-``loops``             the loops that are timed, on files
-``files``             data made for a load, the same for a seed: ``FileSet``
-``caches``            what cold means, and how it is reached
-``scratch``           a directory of one's own, which is removed again
+``report``            a result as tables and plots
 ====================  =================================================================================
 
 Called from the main thread of a process that may be forked: no event loop, no store client and no thread of
