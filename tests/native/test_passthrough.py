@@ -105,7 +105,8 @@ def direct_read(descriptor: int, size: int) -> bytes:
 def test_every_way_to_read(mounted: Mounted, base_dir: Path) -> None:
     data = content(1)
     path = in_tier(mounted, "f", data)
-    with passing(mounted, 2), opened(path) as descriptor, opened(path, os.O_RDONLY | os.O_DIRECT) as direct:
+    # Two readers, and a new file that is written twice.
+    with passing(mounted, 4), opened(path) as descriptor, opened(path, os.O_RDONLY | os.O_DIRECT) as direct:
         chance = random.Random(1)
         for drop in (False, True):
             if drop:
@@ -292,7 +293,7 @@ def test_unlinked_renamed_and_replaced_while_open(mounted: Mounted) -> None:
     data = content(7)
     for name in ("unlinked", "renamed", "replaced", "in the bucket"):
         in_tier(mounted, name, data)
-    with passing(mounted, 4), contextlib.ExitStack() as stack:
+    with passing(mounted, 5), contextlib.ExitStack() as stack:  # readers, and who writes "new"
         readers = [
             stack.enter_context(opened(mounted.path / name)) for name in ("unlinked", "renamed", "replaced", "in the bucket")
         ]

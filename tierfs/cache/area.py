@@ -52,6 +52,8 @@ class StagingArea:
             found = await trio.to_thread.run_sync(_scan, self.dirty.directory, limiter=self.tier.io)
         except OSError as error:
             raise TierFailed(f"{self.dirty.directory}: {error.strerror}") from error
+        for entry in found.values():
+            entry.is_found = True
         self.dirty.entries.update(found)
         self.tier.ledger.dirty_bytes = sum(entry.allocated_bytes for entry in found.values())
 
@@ -81,8 +83,12 @@ class StagingArea:
 
     def note_mtime(self, content_id: ContentId, mtime_ns: int) -> None:
         """See ``Cache.note_mtime``."""
+        staging = self._opened(content_id)
         try:
-            os.utime(self.dirty.file_or_path(content_id), ns=(mtime_ns, mtime_ns))
+            if staging is not None:
+                staging.set_mtime(mtime_ns)
+            else:
+                os.utime(self.dirty.file_or_path(content_id), ns=(mtime_ns, mtime_ns))
         except OSError:
             return  # not written yet, or the file system refuses: then times are as old as the record
 

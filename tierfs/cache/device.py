@@ -237,6 +237,29 @@ def identity(file: int | str) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
+def open_to_lend(path: str) -> int:
+    """For others to open the file again by. Blocks for as long as open(2) takes."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def close_and_look_for_writers(fd: int | None, path: str) -> bool:
+    """Close ``fd``; then whether the file is open for writing in this process or any other, or the kernel.
+
+    A read lease is only granted while it is not. Source: fcntl(2), F_SETLEASE.
+    """
+    if fd is not None:
+        os.close(fd)
+    fd = open_to_lend(path)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    finally:
+        os.close(fd)
+    return False
+
+
 def unlink_if_there(path: str) -> None:
     try:
         os.unlink(path)

@@ -39,6 +39,7 @@ Drain = Callable[[], Awaitable[bool]]
 _SEALERS = 2
 _SLOW_WRITE_S = 0.005
 _SLOW_PAUSE_S = 1.0
+_DIRECT_ROOM_BYTES = 128 * 1024 * 1024
 
 
 class BaseReader(Protocol):
@@ -54,7 +55,7 @@ class BaseReader(Protocol):
 class Entry:
     """One dirty content, open or not."""
 
-    __slots__ = ("allocated_bytes", "base", "named", "sidecar_bytes", "size_bytes", "unsynced")
+    __slots__ = ("allocated_bytes", "base", "is_found", "named", "sidecar_bytes", "size_bytes", "unsynced")
 
     def __init__(self, size_bytes: int, allocated_bytes: int, base: ObjectRef | None, *, named: bool,
                  sidecar_bytes: int = 0) -> None:
@@ -65,6 +66,8 @@ class Entry:
         self.base = base
         self.named = named
         """Its name is durable."""
+        self.is_found = False
+        """An earlier run left it: somebody may have it open, through a mount that died."""
         self.unsynced = False
         """Converted, and written since the last sync."""
 
@@ -219,8 +222,30 @@ class DirtyFiles:
     def over_limit(self) -> bool:
         """There is so much dirty data that writers have to slow down."""
         ledger = self.tier.ledger
-        limit = self._dirty_limit_bytes or ledger.limit_bytes * 4 // 5
-        return ledger.dirty_bytes + ledger.reserved_bytes > limit
+        return ledger.dirty_bytes + ledger.reserved_bytes > self._limit_bytes
+
+    @property
+    def _limit_bytes(self) -> int:
+        return self._dirty_limit_bytes or self.tier.ledger.limit_bytes * 4 // 5
+
+    @property
+    def takes_direct_writes(self) -> bool:
+        """It is so far to the limit that whoever writes without asking is noticed on the way there.
+
+        And what has been written stays the same file when it becomes clean.
+        """
+        ledger = self.tier.ledger
+        limit = self._limit_bytes
+        used = ledger.dirty_bytes + ledger.reserved_bytes
+        return (self.tier.takes_clean and used + max(_DIRECT_ROOM_BYTES, limit // 2) <= limit
+                and ledger.can_make_room(_DIRECT_ROOM_BYTES))
+
+    async def wait_below_limit(self) -> bool:
+        """Until there is less dirty data than the limit; False: nothing can be published."""
+        while self.over_limit:
+            if self.drain is None or not await self.drain():
+                return False
+        return True
 
     def try_reserve(self, nbytes: int) -> bool:
         """Room for a write, if nobody has to be moved or slowed down for it. Then ``release``."""
@@ -231,8 +256,7 @@ class DirtyFiles:
 
     async def reserve(self, nbytes: int) -> None:
         """Room for a write: evict, and wait for write-back. Then ``release``. Raises ``TierFull``."""
-        while self.over_limit and self.drain is not None and await self.drain():
-            pass
+        await self.wait_below_limit()
         while True:
             self.tier.ledger.reserved_bytes += nbytes
             try:

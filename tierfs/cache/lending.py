@@ -18,7 +18,7 @@ from tierfs.types import ContentId, ObjectRef
 
 
 def open_whole(tier: Tier, ref: ObjectRef, *, recorded: bool = True) -> int | None:
-    """A descriptor, for reading and writing, of the file that holds exactly the bytes of ``ref``; or None.
+    """A descriptor of the file that holds exactly the bytes of ``ref``; or None.
 
     ``recorded`` False: also before the index has been committed.
     """
@@ -32,8 +32,7 @@ def open_whole(tier: Tier, ref: ObjectRef, *, recorded: bool = True) -> int | No
         if extent is None or extent.segment or extent.unverified or extent.size_bytes != ref.size_bytes:
             return None
     try:
-        path = device.object_path(tier.root, content_id)
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = device.open_to_lend(device.object_path(tier.root, content_id))
     except OSError:
         return None
     if os.fstat(descriptor).st_size != ref.size_bytes:

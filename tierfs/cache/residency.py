@@ -327,6 +327,25 @@ class Cache:
     # what is written here
 
     @property
+    def takes_direct_writes(self) -> bool:
+        """Whether the file of a dirty content may be given to somebody who writes without passing here."""
+        return self._area.dirty.takes_direct_writes
+
+    @property
+    def dirty_over_limit(self) -> bool:
+        """There is so much dirty data that writers have to slow down."""
+        return self._area.dirty.over_limit
+
+    async def wait_below_dirty_limit(self) -> bool:
+        """As writers do; False: nothing drains."""
+        return await self._area.dirty.wait_below_limit()
+
+    async def make_room_for_dirty(self) -> None:
+        """Evict what has to go because dirty contents have grown by themselves."""
+        if self._area.tier.ledger.excess_bytes > 0:
+            await self._area.tier.evictor.make_room()
+
+    @property
     def buffer_bytes(self) -> int:
         """File data in the engine's own memory: fetches under way, and blocks that no tier took."""
         return self._fetcher.budget.used_bytes + self._fetcher.transit.used_bytes

@@ -89,6 +89,8 @@ class Staging:
         self._generation = 0
         self._lock = trio.Lock()
         self._closed = False
+        self._is_direct = False
+        """Others may write into the file, or have written, without passing here."""
         self._seen: tuple[int, int] | None = None
         """Size and mtime of the file when it was last looked at for direct writes."""
         self._overlay = None if sidecar is None else Overlay(sidecar)
@@ -318,7 +320,10 @@ class Staging:
     async def _measure(self) -> None:
         """Under the lock: size and allocation as the file system has them."""
         size, allocated = await self.with_file(_size_and_allocation)
-        if size > self._size_bytes:
+        if self._is_direct:
+            # What is there now may be somebody's write.
+            self._size_bytes = size
+        elif size > self._size_bytes:
             # A write that failed half way has grown the file.
             await self.with_file(lambda fd: os.ftruncate(fd, self._size_bytes))
         self._dirty.set_allocated(self.content_id, allocated)
@@ -350,22 +355,78 @@ class Staging:
         fd = self._dirty.files.get(self.content_id)
         return self._dirty.path_of(self.content_id) if fd is None else fd
 
-    def notice_direct_writes(self) -> int | None:
-        """Somebody may have written into the file without passing here (see ``Cache.lend``).
+    def lend(self, mtime_ns: int) -> int | None:
+        """A descriptor of the file, into which others may write from now on; None: it has not got all bytes.
 
+        The caller closes it. It is not for writing, so that ``device.is_open_for_writing`` sees who writes.
+        ``mtime_ns``: of the content, which the file gets. Blocks for as long as open(2) takes.
+        """
+        if self._closed or (self._overlay is not None and self._overlay.any_absent(0, self._size_bytes)):
+            return None
+        try:
+            self.begin_direct_writes(mtime_ns)
+            return device.open_to_lend(self._dirty.path_of(self.content_id))
+        except OSError:
+            return None
+
+    async def is_open_elsewhere(self) -> bool:
+        """Whether a file of an earlier run is open for writing: through a mount that died.
+
+        May say so by mistake while another request uses the file. Raises ``TierFailed``.
+        """
+        entry = self._dirty.entries[self.content_id]
+        if not entry.is_found:
+            await trio.lowlevel.checkpoint()
+            return False
+        fd = self._dirty.files.detach(self.content_id)
+        path = self._dirty.path_of(self.content_id)
+        entry.is_found = await self._dirty.call(device.close_and_look_for_writers, fd, path)
+        return entry.is_found
+
+    def begin_direct_writes(self, mtime_ns: int) -> None:
+        """Others may write from now on. Raises ``OSError``."""
+        if self._is_direct:
+            return
+        file = self._file()
+        os.utime(file, ns=(mtime_ns, mtime_ns))
+        info = os.stat(file)
+        self._is_direct = True
+        self._seen = info.st_size, info.st_mtime_ns
+
+    def set_mtime(self, mtime_ns: int) -> None:
+        """Of the file. Raises ``OSError``."""
+        if self._seen is None or self._seen[1] != mtime_ns:
+            file = self._file()
+            os.utime(file, ns=(mtime_ns, mtime_ns))
+            if self._seen is not None:
+                # Should somebody have written just now, it cannot be seen any more.
+                self._generation += 1
+                self._seen = self._seen[0], os.stat(file).st_mtime_ns
+
+    def measure_direct_writes(self) -> None:
+        """What the file takes on the device by now. Blocks for as long as fstat(2) takes."""
+        try:
+            info = os.stat(self._file())
+        except FileNotFoundError:
+            return
+        self._dirty.set_allocated(self.content_id, info.st_blocks * 512)
+
+    def notice_direct_writes(self, mtime_ns: int) -> int | None:
+        """Take in what others have written into the file.
+
+        ``mtime_ns``: what is known of the content; a file that an earlier engine lent may have another.
         Returns its mtime if it has been changed since the last look, else None. All of it counts as changed.
         """
         if self._closed:
             return None
+        self._is_direct = True
         try:
             info = os.stat(self._file())
         except FileNotFoundError:
             return None
-        seen = info.st_size, info.st_mtime_ns
-        if seen == self._seen:
-            return None
-        first, self._seen = self._seen is None, seen
-        if first and info.st_size == self._size_bytes:
+        known = self._seen or (self._size_bytes, mtime_ns)
+        self._seen = info.st_size, info.st_mtime_ns
+        if known == self._seen:
             return None
         self._generation += 1
         self._size_bytes = info.st_size

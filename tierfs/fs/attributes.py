@@ -18,6 +18,8 @@ from tierfs.types import Inode
 VIRTUAL_PREFIX = b"user.tierfs."
 XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
 """The kernel checks who may set which, and removes ``security.capability`` when a file changes."""
+PRIVILEGES = b"security.capability"
+"""What the kernel asks for before a write (see ``writeback.direct``)."""
 BLOCK_SIZE_BYTES = 4096
 
 
@@ -90,6 +92,10 @@ class Attributes:
             )
 
         content = self._services.contents.peek(ino)
+        if content is not None:
+            self._services.contents.notice_direct_writes(content)
+            if change.mode is not None:
+                content.written_directly = False
         if content is not None and content.unsaved and change.mtime_ns is None:
             await self._services.contents.save(content)
         if mtime_ns is not None:
@@ -118,6 +124,8 @@ class Attributes:
         """Raises ``NoAttribute``; ``user.tierfs.*`` tell the state of the file."""
         if name.startswith(VIRTUAL_PREFIX):
             return self._virtual(ino, name[len(VIRTUAL_PREFIX) :])
+        if name == PRIVILEGES and self._services.hold_write is not None:
+            await self._services.interrupts.guard(self._services.hold_write, ino)
         if not name.startswith(XATTR_NAMESPACES):
             # Also system.posix_acl_*: "not supported" would make ls and cp print warnings.
             if name.startswith(b"system."):

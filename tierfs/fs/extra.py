@@ -57,6 +57,8 @@ ENTRY_OUT = struct.Struct("<QQQQIIQQQqqqIIIIIIIIII")
 OPEN_OUT = struct.Struct("<QII")
 _COPY_32_MAX_BYTES = 0xFFFF_F000
 FOPEN_KEEP_CACHE = 1 << 1
+FOPEN_MAY_PASS = 1 << 2
+"""For the front: the open may be passed through (``TIERFS_OPEN_MAY_PASS``)."""
 
 Answer = Callable[[int, int, bytes], Awaitable[None]]
 """(unique, errno or 0, body)"""
@@ -147,7 +149,9 @@ class ExtraRequests:
         if opcode == TMPFILE:
             flags, mode, _, _ = CREATE_IN.unpack_from(body)
             handle, inode = await self._files.create_unnamed(nodeid, mode, flags, caller)
-            return self._entry(inode) + OPEN_OUT.pack(handle, FOPEN_KEEP_CACHE, 0)
+            may_pass = self._services.handles.file(handle).passed_through
+            open_flags = FOPEN_KEEP_CACHE | (FOPEN_MAY_PASS if may_pass else 0)
+            return self._entry(inode) + OPEN_OUT.pack(handle, open_flags, 0)
         if opcode in (CREATE, UNLINK, RENAME, RENAME2):
             return await self._change_name(opcode, nodeid, body, caller)
         raise NotSupported(f"request {opcode} is not known here")

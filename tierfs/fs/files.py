@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 
 import trio
 
@@ -68,13 +69,18 @@ class Files:
             await self.release(number)
             raise
         if not handle.passed_through:
-            self._lend(handle)
+            await self._lend(handle)
         return number
 
-    def _lend(self, handle: FileHandle) -> None:
-        """Let the front pass reads through to the tier's file, if there is one that holds all bytes."""
+    async def _lend(self, handle: FileHandle) -> None:
+        """Let the front pass this open through to the tier's file, if there is one that holds all bytes."""
         content, lend = handle.content, self._services.lend
-        if lend is None or content.writers or handle.can_write:
+        if lend is None:
+            return
+        if content.local:
+            await self._lend_dirty(handle, lend)
+            return
+        if content.writers or handle.can_write:
             return
         descriptor = self._contents.lend(content)
         if descriptor is None:
@@ -83,7 +89,30 @@ class Files:
             handle.passed_through = lend(content.ino, descriptor)
         finally:
             os.close(descriptor)
-        content.passed_through += handle.passed_through
+        self._count_passed(handle)
+
+    async def _lend_dirty(self, handle: FileHandle, lend: Callable[[int, int], bool]) -> None:
+        content = handle.content
+        begins_to_write = handle.can_write and not content.passed_through
+        if begins_to_write and handle.uid != 0 and self._has_privileges(content.ino):
+            return
+        try:
+            descriptor = await self._contents.lend_dirty(content, writes=handle.can_write)
+        except TierfsError:
+            return  # the first write tells
+        if descriptor is None:
+            return
+        try:
+            handle.passed_through = lend(content.ino, descriptor)
+        finally:
+            os.close(descriptor)
+        self._count_passed(handle)
+
+    def _count_passed(self, handle: FileHandle) -> None:
+        if handle.passed_through:
+            handle.content.passed_through += 1
+            if handle.can_write:
+                self._contents.note_direct_writer(handle.content)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
@@ -91,19 +120,28 @@ class Files:
         """open(O_CREAT) of a name that the kernel did not find."""
         inode = await self._names.create(parent, name, new_file_mode(mode), caller)
         content = await self._contents.acquire(inode.ino)
-        return self._add(content, flags, caller), inode
+        return await self._add_new(content, flags, caller), inode
 
     async def create_unnamed(self, parent: int, mode: int, flags: int, caller: Caller) -> tuple[int, Inode]:
         """open(O_TMPFILE): a file without a name, which ``Names.link`` may give it."""
         inode = await self._names.create_unnamed(parent, new_file_mode(mode), caller)
         content = await self._contents.acquire(inode.ino)
         content.unlinked = content.linkable = True
-        return self._add(content, flags, caller), inode
+        return await self._add_new(content, flags, caller), inode
+
+    async def _add_new(self, content: FileContent, flags: int, caller: Caller) -> int:
+        number = self._add(content, flags, caller)
+        try:
+            await self._lend(self._services.handles.file(number))
+        except BaseException:
+            await self.release(number)
+            raise
+        return number
 
     def _add(self, content: FileContent, flags: int, caller: Caller) -> int:
         handle = FileHandle(content, flags & ~OPEN_PASSED, caller.uid, bool(flags & OPEN_PASSED))
         content.writers += handle.can_write
-        content.passed_through += handle.passed_through
+        self._count_passed(handle)
         return self._services.handles.add_file(handle)
 
     async def read(self, number: int, offset: int, length: int) -> bytes:
@@ -200,10 +238,21 @@ class Files:
         await self._services.db.commit(change)
         self._services.kernel.inode_changed(ino, attributes_only=True)
 
+    def _has_privileges(self, ino: int) -> bool:
+        with self._services.db.read() as txn:
+            mode = tree.get(txn, ino).mode
+        return mode_without_privileges(mode) != mode
+
+    async def _drop_privileges_late(self, content: FileContent) -> None:
+        """A write that did not pass here clears them at ``close``: until then nobody can execute the file."""
+        self._contents.notice_direct_writes(content)
+        if content.written_directly and self._has_privileges(content.ino):
+            await self.drop_privileges(content.ino)
+
     async def _truncate(self, content: FileContent, inode: Inode, caller: Caller) -> None:
         await self._contents.truncate(content, 0)
         # Also of a file that was empty: open(O_TRUNC) sets the times, as on ext4.
-        self._contents.touch(content, 0)
+        self._contents.touch(content, content.size_bytes)
         if caller.uid != 0 and mode_without_privileges(inode.mode) != inode.mode:
             await self.drop_privileges(inode.ino)
         await self._contents.save(content)
@@ -216,6 +265,8 @@ class Files:
         upload happens here, and its error is the answer of close(2).
         """
         handle = self._services.handles.file(number)
+        if handle.passed_through and handle.can_write and handle.uid != 0:
+            await self._drop_privileges_late(handle.content)
         if not handle.can_write or not self._services.settings.write_through:
             return
         content = handle.content

@@ -258,7 +258,9 @@ class TierfsOperations(pyfuse3.Operations):
             number = await self._files.open(inode.ino, flags & ~os.O_EXCL, _caller(ctx))
         else:
             number, inode = await self._files.create(parent_inode, name, mode, flags, _caller(ctx))
-        return FileInfo(fh=FileHandleT(number), keep_cache=True), self._entry(inode)
+        may_pass = self._services.handles.file(number).passed_through
+        info = FileInfo(fh=FileHandleT(number), keep_cache=True, nonseekable=may_pass)
+        return info, self._entry(inode)
 
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:

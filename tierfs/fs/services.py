@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from tierfs.cache.residency import Cache
@@ -59,6 +59,8 @@ class Services:
     looks at open files or orphans; ``contents`` does it by itself."""
     place_mark: bytes = b""
     """A native front with this mark may be told where the bytes of a READ lie; empty: none such."""
+    hold_write: Callable[[int], Awaitable[None]] | None = None
+    """(inode): return when a write that is passed through may go on. None: nothing is passed through."""
     orphans: set[int] = field(default_factory=set)
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
 

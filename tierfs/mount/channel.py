@@ -53,6 +53,7 @@ class Kind(enum.IntEnum):
     COUNT = 22
     VIEW = 23
     EXTRA_REPLY = 24
+    HOLD = 25
 
 
 HELLO_REATTACHED = 1

@@ -21,7 +21,7 @@ from tierfs import mountpoint, notify
 from tierfs.config import Settings
 from tierfs.control import registry
 from tierfs.control.server import ControlServer
-from tierfs.errors import StoreError
+from tierfs.errors import StoreError, TierfsError
 from tierfs.fs import direct
 from tierfs.fs.extra import ExtraRequests
 from tierfs.fs.ops import TierfsOperations
@@ -32,6 +32,7 @@ from tierfs.mount.parts import Parts, open_parts
 from tierfs.mount.recovery import recover, restore_handles
 from tierfs.namespace import repeats
 from tierfs.types import ROOT_INO
+from tierfs.writeback.direct import DirectWrites
 
 log = structlog.get_logger(__name__)
 
@@ -131,6 +132,11 @@ class Engine:
                 nursery.start_soon(front.run)
                 parts.services.lend = front.lend
                 parts.services.place_mark = front.place_mark
+                writes = DirectWrites(
+                    parts.db, parts.cache, parts.contents, self._settings.mountpoint, front.hold_writers
+                )
+                parts.services.hold_write = writes.wait_for_room
+                nursery.start_soon(writes.run)
                 front.extra = ExtraRequests(parts.services)
                 nursery.start_soon(front.extra.run, front.answer_extra)
                 names = direct.listen(
@@ -197,13 +203,22 @@ class Engine:
     async def _finish(self, parts: Parts) -> None:
         """After the last request: save what open files had, then give the backlog its time."""
         notify.sd_notify("STOPPING=1")
+        written: set[int] = set()
         for handle in parts.services.handles.files():
-            await parts.contents.save(handle.content)
-            if handle.can_write:
-                handle.content.writers = 0
+            content = handle.content
+            parts.contents.notice_direct_writes(content)
+            await parts.contents.save(content)
+            if handle.can_write and content.passed_through:
+                written.add(content.ino)
+            elif handle.can_write:
+                content.writers = 0
         parts.nobody_reads()
         with trio.move_on_after(self.grace_s) as self._last_drain:
             await parts.publisher.drain(self._tell_systemd)
+            for ino in written:
+                # Whoever has it open writes on after this process: so it stays dirty, for the next mount.
+                with contextlib.suppress(TierfsError):
+                    await parts.publisher.publish_now(ino)
         parts.store.stop_retrying()
         left, left_bytes = parts.publisher.backlog()
         if left:

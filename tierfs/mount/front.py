@@ -274,6 +274,11 @@ class NativeFront:
             return False
         return True
 
+    def hold_writers(self, yes: bool) -> None:
+        """See ``writeback.direct``. Never waits."""
+        with contextlib.suppress(OSError):
+            self._channel.send(Kind.HOLD, int(yes))
+
     async def counts(self) -> FrontCounts | None:
         """What the front has done so far; None if it does not say."""
         with trio.move_on_after(COUNTS_TIMEOUT_S):

@@ -84,6 +84,8 @@ async def restore_handles(parts: Parts, open_handles: Sequence[OpenHandle]) -> N
         content.writers += handle.can_write
         content.passed_through += known.passthrough
         if known.passthrough:
+            if handle.can_write:
+                parts.contents.note_direct_writer(content)
             await parts.contents.keep_passed(content)
         services.handles.restore_file(known.number, handle)
 

@@ -51,6 +51,8 @@ class FileContent:
     """Opens whose reads and writes go to the file in the tier: while there are any it stays the same file."""
     lent: ContentId | None = None
     """The content whose file in the tier may not go, because it is passed through."""
+    written_directly: bool = False
+    """Bytes have been changed through such an open since the last ``chmod``."""
     passed_file: tuple[int, int] | None = None
     """(device, inode) of the file that was lent last."""
     unlinked: bool = False
@@ -111,6 +113,9 @@ class ContentTable:
         self._cache = cache
         self._now_ns = now_ns
         self._contents: dict[int, FileContent] = {}
+        self._direct: set[FileContent] = set()
+        self.direct_writes_began = trio.Event()
+        """Set while ``written_directly`` may name some."""
         self._changing: dict[int, trio.Event] = {}
         """Inodes whose staging file is being opened or closed right now."""
         self.before_look: Callable[[], None] = _nothing
@@ -269,6 +274,7 @@ class ContentTable:
     async def truncate(self, content: FileContent, size_bytes: int) -> None:
         """Set the size; what is cut off is gone, what is added reads as zeros. Same size: nothing happens."""
         check_size(size_bytes)
+        self.notice_direct_writes(content)
         if size_bytes == content.size_bytes:
             return
         # truncate(2) has no handle, and what it waits for must not become a clean copy meanwhile.
@@ -280,7 +286,7 @@ class ContentTable:
             assert staging is not None
             if staging.size_bytes != size_bytes:
                 await staging.truncate(size_bytes)
-            self.touch(content, size_bytes)
+            self.touch(content, staging.size_bytes)
         finally:
             content.writers -= 1
 
@@ -340,15 +346,17 @@ class ContentTable:
             return
         if content.passed_file not in (None, staging.identity):
             raise TierFailed(f"inode {content.ino}: the file that applications have is gone from the tier")
-        staging.notice_direct_writes()  # so that the next look knows what is new
+        staging.begin_direct_writes(content.mtime_ns)
+        self.notice_direct_writes(content)
 
     def notice_direct_writes(self, content: FileContent) -> None:
         """Take in what was written without passing here. Blocks for as long as fstat(2) takes."""
         staging = content.staging
         if staging is None or not content.passed_through:
             return
-        mtime_ns = staging.notice_direct_writes()
+        mtime_ns = staging.notice_direct_writes(content.mtime_ns)
         if mtime_ns is not None:
+            content.written_directly = True
             content.size_bytes = staging.size_bytes
             content.mtime_ns = content.ctime_ns = mtime_ns
             content.unsaved = True
@@ -368,6 +376,35 @@ class ContentTable:
         if staging is not None and staging.base is not None:
             await staging.fill()
             await staging.sync()
+
+    async def lend_dirty(self, content: FileContent, *, writes: bool) -> int | None:
+        """A descriptor of the staging file, if it can be read (``writes``: and written) without passing here.
+
+        The caller closes it. With ``writes`` it is counted in ``content.writers``, so that the file does not
+        become a clean copy meanwhile. For a reader nothing is waited for.
+        """
+        if content.sealing or (content.staging is None and not writes):
+            return None
+        if writes and not content.passed_through and not self._cache.takes_direct_writes:
+            return None
+        staging = content.staging or await self.make_writable(content)
+        descriptor = staging.lend(content.mtime_ns)
+        if descriptor is not None:
+            content.passed_file = staging.identity
+        return descriptor
+
+    def written_directly(self) -> list[FileContent]:
+        """Contents into whose staging files somebody may be writing without passing here."""
+        found = [content for content in self._direct if content.passed_through and content.writers]
+        self._direct = set(found)
+        if not found:
+            self.direct_writes_began = trio.Event()
+        return found
+
+    def note_direct_writer(self, content: FileContent) -> None:
+        """An open for writing passes through; it is counted in ``passed_through`` and ``writers``."""
+        self._direct.add(content)
+        self.direct_writes_began.set()
 
     def lend(self, content: FileContent) -> int | None:
         """A descriptor of a file that holds all bytes, and does until the last user of ``content`` is gone.

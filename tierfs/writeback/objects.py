@@ -18,8 +18,10 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 import structlog
+import trio
 
 from tierfs.cache.residency import Cache
+from tierfs.cache.staging import Staging
 from tierfs.errors import ObjectNotFound, PreconditionFailed, StoreError, TierFailed, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
@@ -35,6 +37,8 @@ from tierfs.writeback.upload import Uploader
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+LOOKS = 25
+LOOK_PAUSE_S = 0.02
 CONTENT_METADATA = "tierfs-content"
 
 
@@ -128,6 +132,12 @@ class ObjectWriter:
     async def _publish_local(self, content: FileContent, keys: list[str], *, force: bool) -> None:
         await self._contents.make_independent(content)
         staging = content.staging
+        if staging is not None and content.passed_through and content.writers:
+            # From now on also a store into a shared mapping changes the file's mtime.
+            await staging.sync()
+        elif staging is not None and not content.writers:
+            await self._wait_for_earlier_writers(staging, keys[0])
+        self._contents.notice_direct_writes(content)
         generation = staging.generation if staging is not None else 0
         size = staging.size_bytes if staging is not None else 0
         if staging is None and content.size_bytes:
@@ -155,6 +165,17 @@ class ObjectWriter:
         )
         links = await self._copy_links(inode, info, keys[1:])
         await self._finish(content, inode, state.row, info, links, unchanged)
+
+    async def _wait_for_earlier_writers(self, staging: Staging, key: str) -> None:
+        """Who wrote through a mount that died can still write, and a clean copy may not change.
+
+        The kernel closes a file a little after the last RELEASE. Raises ``TierFailed``.
+        """
+        for _ in range(LOOKS):
+            if not await staging.is_open_elsewhere():
+                return
+            await trio.sleep(LOOK_PAUSE_S)
+        raise TierFailed(f"{key}: somebody has it open for writing, through a mount that has ended")
 
     async def _finish(
         self,

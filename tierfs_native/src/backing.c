@@ -129,7 +129,7 @@ int tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, boo
 void tierfs_backing_lend(struct tierfs_backing *backing, uint64_t ino, int descriptor)
 {
     pthread_mutex_lock(&backing->lock);
-    struct inode_state *state = *find(backing, ino);
+    struct inode_state *state = get(backing, ino);
     if (state != NULL) {
         /* The newest counts: what an engine has lent that is dead, nobody keeps in place any more. */
         int older = state->lent;
@@ -158,6 +158,25 @@ static void register_file(struct tierfs_backing *backing, struct inode_state *st
     }
 }
 
+/* Under the lock. One more open, of the kind that the others are, or of the kind that is wanted. The backing id, or 0. */
+static int32_t count_open(struct tierfs_backing *backing, struct inode_state *state, bool wanted)
+{
+    if (state->passed == 0 && state->cached == 0 && state->opening_writers == 0 && wanted)
+        register_file(backing, state);
+    if (state->lent >= 0 && state->opening == 0) {
+        /* The kernel has its own reference to a registered file. */
+        close(state->lent);
+        state->lent = -1;
+    }
+    if (state->backing_id != 0) {
+        state->passed++;
+        backing->opens++;
+    } else {
+        state->cached++;
+    }
+    return state->backing_id;
+}
+
 int32_t tierfs_backing_open_ends(struct tierfs_backing *backing, uint64_t ino, bool writes, bool wanted)
 {
     int32_t id = 0;
@@ -169,20 +188,7 @@ int32_t tierfs_backing_open_ends(struct tierfs_backing *backing, uint64_t ino, b
             state->opening--;
         if (writes && state->opening_writers > 0)
             state->opening_writers--;
-        if (state->passed == 0 && state->cached == 0 && state->opening_writers == 0 && wanted)
-            register_file(backing, state);
-        if (state->lent >= 0 && state->opening == 0) {
-            /* The kernel has its own reference to a registered file. */
-            close(state->lent);
-            state->lent = -1;
-        }
-        id = state->backing_id;
-        if (id != 0) {
-            state->passed++;
-            backing->opens++;
-        } else {
-            state->cached++;
-        }
+        id = count_open(backing, state, wanted);
     }
     pthread_mutex_unlock(&backing->lock);
     return id;
@@ -202,12 +208,35 @@ void tierfs_backing_open_failed(struct tierfs_backing *backing, uint64_t ino, bo
     pthread_mutex_unlock(&backing->lock);
 }
 
-void tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino)
+int32_t tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino, bool wanted)
 {
+    int32_t id = 0;
+
     pthread_mutex_lock(&backing->lock);
     struct inode_state *state = get(backing, ino);
     if (state != NULL)
-        state->cached++;
+        id = count_open(backing, state, wanted);
+    pthread_mutex_unlock(&backing->lock);
+    return id;
+}
+
+bool tierfs_backing_is_passed(struct tierfs_backing *backing, uint64_t ino)
+{
+    pthread_mutex_lock(&backing->lock);
+    const struct inode_state *state = *find(backing, ino);
+    bool passed = state != NULL && state->passed != 0;
+    pthread_mutex_unlock(&backing->lock);
+    return passed;
+}
+
+void tierfs_backing_drop_unasked(struct tierfs_backing *backing)
+{
+    pthread_mutex_lock(&backing->lock);
+    for (uint32_t i = 0; i < BUCKETS; i++)
+        for (struct inode_state *state = backing->buckets[i], *next; state != NULL; state = next) {
+            next = state->next;
+            drop_if_unused(backing, state->ino);
+        }
     pthread_mutex_unlock(&backing->lock);
 }
 

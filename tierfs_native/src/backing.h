@@ -3,8 +3,8 @@
  *
  * The kernel's rules (fs/fuse/iomode.c of Linux 6.18; what breaks them reaches the application as EIO at open):
  * all opens of one inode are of one kind while any is open, and all that pass through use one backing id. So the
- * first open decides, and later ones follow. While an open for writing is on its way to the engine, which does not
- * expect others to write behind its back, no open of that inode begins to pass through.
+ * first open decides, and later ones follow. While another open for writing is on its way to the engine, which does
+ * not expect it to write behind its back, no open of that inode begins to pass through.
  *
  * Called from every thread; one lock, never held across a system call but the two ioctls.
  */
@@ -27,7 +27,10 @@ void tierfs_backing_set_device(struct tierfs_backing *backing, int device);
  */
 int tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, bool writes);
 
-/* The engine has lent a file with all bytes of ino, for the next open that may pass through. Takes the descriptor. */
+/*
+ * The engine has lent a file with all bytes of ino, for the next open that may pass through. Takes the descriptor.
+ * A file that is being created is lent before its open is known here.
+ */
 void tierfs_backing_lend(struct tierfs_backing *backing, uint64_t ino, int descriptor);
 
 /*
@@ -39,8 +42,14 @@ int32_t tierfs_backing_open_ends(struct tierfs_backing *backing, uint64_t ino, b
 /* An open that began has failed. */
 void tierfs_backing_open_failed(struct tierfs_backing *backing, uint64_t ino, bool writes);
 
-/* A file without an open request of its own (create) is open through the page cache. */
-void tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino);
+/* A file is open without an open request of its own (create). wanted and the result: as in open_ends. */
+int32_t tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino, bool wanted);
+
+/* Whether opens of ino are passed through now. */
+bool tierfs_backing_is_passed(struct tierfs_backing *backing, uint64_t ino);
+
+/* The engine is gone: what it has lent for opens that it did not answer, nobody asks for any more. */
+void tierfs_backing_drop_unasked(struct tierfs_backing *backing);
 
 /*
  * An open that the front answers by itself, through the page cache. False: the inode is passed through, or opens are

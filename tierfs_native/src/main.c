@@ -88,6 +88,7 @@ struct front {
     struct tierfs_small *small; /* NULL: the engine opens and reads all files */
     struct tierfs_noopen *noopen; /* NULL: things are written through this mount, or the engine answers all */
     atomic_uint_fast64_t answered;
+    atomic_bool holds_writers; /* TIERFS_HOLD */
     /* The channel is read by this thread, and by the one that gets the engine's answers. */
     pthread_mutex_t channel_lock;
     struct queued_packet *packets, **packets_end;
@@ -150,6 +151,18 @@ static long answer_from_view(struct front *front, struct tierfs_answers *answers
 }
 
 /*
+ * Before it writes to a file that is passed through, the kernel asks for security.capability, unless it knows that
+ * there is none (which it forgets with every answer about attributes). The engine lets the answer wait while its
+ * disk is too full: the only sign of such a write there is.
+ */
+static bool is_for_engine(struct front *front, const struct fuse_in_header *header)
+{
+    return header->opcode == FUSE_GETXATTR &&
+           atomic_load_explicit(&front->holds_writers, memory_order_relaxed) &&
+           tierfs_backing_is_passed(front->backing, header->nodeid);
+}
+
+/*
  * out: where the body of an answer goes. Returns its bytes (>= 0), -errno, or TIERFS_NO_REPLY: there is no answer, or
  * origin gets it later.
  */
@@ -160,7 +173,7 @@ static long answer_request(struct front *front, unsigned worker, void *message, 
     struct tierfs_answers *answers = atomic_load_explicit(&front->answers, memory_order_acquire);
     long result = TIERFS_RELAY;
 
-    if (answers != NULL) {
+    if (answers != NULL && !is_for_engine(front, header)) {
         if (front->readers[worker] == NULL && tierfs_reader_open(front->view, &front->readers[worker]) < 0)
             front->readers[worker] = NULL;
         if (front->noopen != NULL)
@@ -489,6 +502,9 @@ static void handle_packet(struct front *front, const struct tierfs_packet *packe
     case TIERFS_COUNT:
         tell_counts(front);
         break;
+    case TIERFS_HOLD:
+        atomic_store(&front->holds_writers, packet->header.value != 0);
+        break;
     default:
         tierfs_warning("a message of the engine is not understood  kind=%u", packet->header.kind);
     }
@@ -593,6 +609,8 @@ static int engine_ended(struct front *front, int status)
 {
     (void)take_packets(front);
     handle_packets(front);
+    tierfs_backing_drop_unasked(front->backing);
+    atomic_store(&front->holds_writers, false);
     bool served = front->ready_at_ms != 0 && now_ms() - front->ready_at_ms >= USEFUL_MS;
     pthread_mutex_lock(&front->channel_lock);
     close(front->engine.channel);

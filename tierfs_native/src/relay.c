@@ -399,6 +399,11 @@ static void amend_init(struct tierfs_relay *relay, struct fuse_out_header *heade
     if ((asked->flags & FUSE_INIT_EXT) != 0)
         offered |= (uint64_t)asked->flags2 << 32;
     added = offered & (FUSE_PARALLEL_DIROPS | FUSE_DO_READDIRPLUS | FUSE_INIT_EXT);
+    /*
+     * With the first version, which pyfuse3 asks for, the kernel asks for security.capability before every write;
+     * with the second one once, until it gets attributes.
+     */
+    added |= offered & FUSE_HANDLE_KILLPRIV_V2;
     if (relay->lists_plainly)
         added |= offered & FUSE_READDIRPLUS_AUTO;
     if ((offered & FUSE_PASSTHROUGH) != 0) {
@@ -449,6 +454,8 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
     struct fuse_open_out *out = (void *)((char *)(header + 1) + before);
     bool is_open = asked->opcode == FUSE_OPEN;
     bool writes = opens_to_write(in->flags);
+    bool wanted = asked->opcode != FUSE_OPENDIR;
+    int32_t id = 0;
 
     if (header->error != 0 || bytes < sizeof *header + before + sizeof *out) {
         if (is_open)
@@ -458,23 +465,25 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
     *handle = (struct tierfs_handle){
         .fh = out->fh, .ino = asked->nodeid, .open_flags = in->flags, .uid = asked->uid};
     handle->open_flags &= ~TIERFS_OPEN_PASSED;
+    wanted = wanted && (out->open_flags & TIERFS_OPEN_MAY_PASS) != 0;
+    /* Who brings the answer to TMPFILE, which comes on the channel, is reading the channel. */
+    if (wanted && asked->opcode != FUSE_TMPFILE)
+        relay->links.read_channel(relay->links.context);
     if (is_new) {
         handle->ino = ((struct fuse_entry_out *)(header + 1))->nodeid;
-        tierfs_backing_created(relay->links.backing, handle->ino);
-    } else if (asked->opcode == FUSE_OPENDIR) {
-        handle->kind = TIERFS_HANDLE_DIRECTORY;
+        id = tierfs_backing_created(relay->links.backing, handle->ino, wanted);
+    } else if (is_open) {
+        id = tierfs_backing_open_ends(relay->links.backing, asked->nodeid, writes, wanted);
     } else {
-        bool wanted = (out->open_flags & TIERFS_OPEN_MAY_PASS) != 0;
-        if (wanted)
-            relay->links.read_channel(relay->links.context);
-        int32_t id = tierfs_backing_open_ends(relay->links.backing, asked->nodeid, writes, wanted);
-        if (id != 0) {
-            handle->kind = TIERFS_HANDLE_PASSTHROUGH;
-            out->open_flags = (out->open_flags & FOPEN_NOFLUSH) | FOPEN_PASSTHROUGH;
-            out->backing_id = id;
-        }
-        out->open_flags &= ~TIERFS_OPEN_MAY_PASS;
+        handle->kind = TIERFS_HANDLE_DIRECTORY;
     }
+    if (id != 0) {
+        handle->kind = TIERFS_HANDLE_PASSTHROUGH;
+        out->open_flags = (out->open_flags & FOPEN_NOFLUSH) | FOPEN_PASSTHROUGH;
+        out->backing_id = id;
+    }
+    if (asked->opcode != FUSE_OPENDIR)
+        out->open_flags &= ~TIERFS_OPEN_MAY_PASS;
     if (tierfs_handles_add(relay->links.handles, handle) < 0)
         tierfs_warning("no memory to remember an open file; it will not outlive the engine");
     return true;

@@ -158,17 +158,49 @@ static void test_the_newest_file_counts(struct tierfs_backing *backing)
     tierfs_backing_released(backing, INO);
     assert(tierfs_backing_open_ends(backing, INO, false, true) == 0);
     tierfs_backing_released(backing, INO);
-    /* Nobody opens it: what is lent is closed at once. */
+    /* Nobody opens it: what is lent is closed when that engine is gone. */
     int before = open_descriptors();
     tierfs_backing_lend(backing, INO, a_file(&old));
+    assert(open_descriptors() == before + 1);
+    tierfs_backing_drop_unasked(backing);
     assert(open_descriptors() == before);
+}
+
+static void test_created_and_passed_through(struct tierfs_backing *backing)
+{
+    ino_t inode;
+    ino_t other;
+
+    tierfs_backing_lend(backing, INO, a_file(&inode)); /* before the answer that tells of the inode */
+    int before = open_descriptors();
+    int32_t id = tierfs_backing_created(backing, INO, true);
+    assert(id > 0 && backing_of[id] == inode && open_descriptors() == before - 1);
+    assert(tierfs_backing_is_passed(backing, INO) && !tierfs_backing_is_passed(backing, INO + 1));
+    tierfs_backing_drop_unasked(backing); /* it is in use */
+    assert(open_file(backing, true, false, &other) == id);
+    tierfs_backing_released(backing, INO);
+    tierfs_backing_released(backing, INO);
+    assert(!tierfs_backing_is_passed(backing, INO) && open_ids() == 0);
+    /* Somebody was faster, through the page cache: so is the one who made it. */
+    assert(open_file(backing, false, false, &other) == 0);
+    tierfs_backing_lend(backing, INO, a_file(&inode));
+    assert(tierfs_backing_created(backing, INO, true) == 0);
+    tierfs_backing_released(backing, INO);
+    tierfs_backing_released(backing, INO);
+    /* A writer is on its way to the engine, which does not know of this one. */
+    assert(!tierfs_backing_open_begins(backing, INO, true));
+    tierfs_backing_lend(backing, INO, a_file(&inode));
+    assert(tierfs_backing_created(backing, INO, true) == 0);
+    assert(tierfs_backing_open_ends(backing, INO, true, true) == 0);
+    tierfs_backing_released(backing, INO);
+    tierfs_backing_released(backing, INO);
 }
 
 static void test_created_and_unknown(struct tierfs_backing *backing)
 {
     ino_t inode;
 
-    tierfs_backing_created(backing, INO);
+    tierfs_backing_created(backing, INO, false);
     assert(open_file(backing, false, true, &inode) == 0);
     tierfs_backing_released(backing, INO);
     tierfs_backing_released(backing, INO);
@@ -238,8 +270,9 @@ int main(void)
     test_a_writer_on_its_way(backing);
     test_the_newest_file_counts(backing);
     test_created_and_unknown(backing);
+    test_created_and_passed_through(backing);
     test_refusal(backing);
-    assert(tierfs_backing_opens(backing, &error) == 7);
+    assert(tierfs_backing_opens(backing, &error) == 9);
     assert(open_ids() == 0);
     assert(open_descriptors() == before);
     assert(!tierfs_backing_open_begins(backing, INO, false));
