@@ -129,7 +129,7 @@ int tierfs_backing_open_begins(struct tierfs_backing *backing, uint64_t ino, boo
 void tierfs_backing_lend(struct tierfs_backing *backing, uint64_t ino, int descriptor)
 {
     pthread_mutex_lock(&backing->lock);
-    struct inode_state *state = get(backing, ino);
+    struct inode_state *state = backing->stopped ? NULL : get(backing, ino);
     if (state != NULL) {
         /* The newest counts: what an engine has lent that is dead, nobody keeps in place any more. */
         int older = state->lent;

@@ -239,7 +239,7 @@ static void test_no_more_opens(int before)
     assert(tierfs_backing_open_ends(backing, INO, false, false) == 0);
     assert(!tierfs_backing_stop_opens(backing)); /* the engine has opened one */
     tierfs_backing_released(backing, INO);
-    tierfs_backing_created(backing, INO + 2);
+    tierfs_backing_created(backing, INO + 2, false);
     assert(!tierfs_backing_stop_opens(backing));
     tierfs_backing_released(backing, INO + 2);
     tierfs_backing_released_here(backing, INO);
