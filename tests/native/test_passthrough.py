@@ -396,10 +396,10 @@ def test_small_files_are_packed_and_not_passed_through(mounted: Mounted) -> None
     [
         (None, ("--read-only",), True),
         ((), (), False),
-        (("ram:64M",), (), False),
+        (("ram:64M",), (), True),
         (("ram:64M",), ("--read-only",), True),
         (None, ("--read-only", "--open-mode", "none"), False),
-        (("ram:64M", "DISK"), (), False),
+        (("ram:64M", "DISK"), (), True),
     ],
     ids=["read-only", "no tier", "ram tier", "ram tier, read-only", "opens not asked for", "two tiers"],
 )

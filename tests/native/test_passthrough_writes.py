@@ -15,12 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.native.test_passthrough import BIG, content, in_store, opened, patch, seen_by_another_process
 from tests.support.front import kill_engine, recovery_s
 from tests.support.mount import Mounted, MountFactory, wait_until
+from tierfs.cli import native
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -31,9 +33,9 @@ LATE = ("--upload-delay", "600")
 
 
 @contextlib.contextmanager
-def outliving(mounted: Mounted, name: str) -> Iterator[int]:
-    """A new file that is open longer than its mount: close(2) has nobody to ask then."""
-    descriptor = os.open(mounted.path / name, NEW)
+def outliving(path: Path, flags: int = NEW) -> Iterator[int]:
+    """A file that is open longer than its mount: close(2) has nobody to ask then."""
+    descriptor = os.open(path, flags)
     try:
         yield descriptor
     finally:
@@ -52,24 +54,22 @@ def passed(mounted: Mounted) -> int:
     return front(mounted)["passthrough_opens"]
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> MountFactory:
-    """One mount for what does not break it."""
-    from tierfs.cli import native
-
+def native_factory(tmp_path_factory: pytest.TempPathFactory) -> MountFactory:
+    """As the fixture ``native_mounts``, for a whole module."""
     missing = native.why_not()
     if missing:
         if os.environ.get("CI") or os.environ.get("TIERFS_NEED_NATIVE"):
             pytest.fail(f"the native front cannot be tested: {missing}", pytrace=False)
         pytest.skip(f"the native front cannot be tested: {missing}")
-    return MountFactory(tmp_path_factory.mktemp("shared"), "native")
+    return MountFactory(tmp_path_factory.mktemp("native"), "native")
 
 
 @pytest.fixture(scope="module")
-def late(shared: MountFactory) -> Iterator[Mounted]:
-    mounted = shared(options=LATE)
-    yield mounted
-    shared.close()
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    """One mount for what does not break it."""
+    factory = native_factory(tmp_path_factory)
+    yield factory(options=LATE)
+    factory.close()
 
 
 def test_writes_make_no_request(late: Mounted) -> None:
@@ -219,6 +219,28 @@ def test_uploaded_under_a_reader_and_written_again(late: Mounted) -> None:
     assert (late.store_dir / "under").read_bytes() == data
 
 
+@pytest.mark.parametrize("how", ["emptied", "made empty"])
+def test_an_empty_file_is_uploaded_under_a_reader(late: Mounted, how: str) -> None:
+    """It has no clean copy; who writes to it later gets the file that the reader has."""
+    path = late.path / how
+    writer = os.open(path, NEW)
+    with opened(path) as reader:
+        if how == "emptied":
+            os.pwrite(writer, b"text", 0)
+            os.ftruncate(writer, 0)
+        os.close(writer)
+        late.cli("flush", str(path))
+        assert (late.store_dir / how).read_bytes() == b""
+        os.rename(path, late.path / f"{how} moved")
+        late.cli("flush")
+        assert (late.store_dir / f"{how} moved").read_bytes() == b""
+        with opened(late.path / f"{how} moved", os.O_WRONLY | os.O_APPEND) as writer:
+            os.write(writer, b"line")
+        assert os.pread(reader, 10, 0) == b"line"
+    late.cli("flush")
+    assert (late.store_dir / f"{how} moved").read_bytes() == b"line"
+
+
 def test_names_that_change_while_it_is_written(late: Mounted) -> None:
     data = content(6)
     names = ("unlinked", "moved", "replaced")
@@ -310,7 +332,7 @@ def test_written_over_the_death_of_the_front(native_mounts: MountFactory) -> Non
     """Who has the file open can still write when the mount has gone: the next mount does not take it for clean."""
     mounted = native_mounts(options=("--upload-delay", "0"))
     data = content(9)
-    with outliving(mounted, "f") as descriptor:
+    with outliving(mounted.path / "f") as descriptor:
         assert passed(mounted) == 1
         os.pwrite(descriptor, data, 0)
         mounted.crash_and_restart()
@@ -405,7 +427,7 @@ def test_the_mount_ends_while_it_is_written(native_mounts: MountFactory) -> None
     """A lazy unmount: what is there is uploaded, what comes later by the next mount."""
     mounted = native_mounts(options=("--upload-delay", "0"))
     data = content(11)
-    with outliving(mounted, "f") as descriptor:
+    with outliving(mounted.path / "f") as descriptor:
         os.pwrite(descriptor, data, 0)
         mounted.terminate()
         assert (mounted.store_dir / "f").read_bytes() == data

@@ -9,6 +9,7 @@ Trio thread only; system calls run in the tier's workers. Raises what ``Staging.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
@@ -103,12 +104,28 @@ async def copy(
 async def _copy_locked(
         source: Staging, source_bytes: int, target: Staging, target_bytes: int, length_bytes: int) -> int:
     length = min(length_bytes, source.size_bytes - source_bytes)
-    end = target_bytes + length
-    room = length + 2 * blocks.ALLOCATION_BYTES
-    if (length <= 0
-            or (source.overlay is not None and source.overlay.any_absent(source_bytes, source_bytes + length))
-            or (target.overlay is not None and target.overlay.partly_covered(target_bytes, end))
-            or not target.dirty.try_reserve(room)):
+    if length <= 0 or (
+            source.overlay is not None and source.overlay.any_absent(source_bytes, source_bytes + length)):
+        return 0
+    return await _copy_in(target, target_bytes, length, lambda: target.dirty.with_files(
+        source.content_id, target.content_id,
+        lambda from_fd, fd: holes.copy(from_fd, source_bytes, fd, target_bytes, length)))
+
+
+async def copy_from_file(
+        source_fd: int, source_bytes: int, target: Staging, target_bytes: int, length_bytes: int) -> int:
+    """The same from a file of a tier that does not change meanwhile, and is as long as that."""
+    async with target.locked():
+        return await _copy_in(target, target_bytes, length_bytes, lambda: target.with_file(
+            lambda fd: holes.copy(source_fd, source_bytes, fd, target_bytes, length_bytes)))
+
+
+async def _copy_in(
+        target: Staging, offset_bytes: int, length_bytes: int, work: Callable[[], Awaitable[int]]) -> int:
+    room = length_bytes + 2 * blocks.ALLOCATION_BYTES
+    end = offset_bytes + length_bytes
+    if (target.overlay is not None and target.overlay.partly_covered(offset_bytes, end)) \
+            or not target.dirty.try_reserve(room):
         return 0
     with target.dirty.releasing(room):
-        return await target.copy_in(source, source_bytes, target_bytes, length)
+        return await target.copy_in(work, offset_bytes, length_bytes)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Container, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import trio
 
-from tierfs.cache import device, lending, opening, upkeep
+from tierfs.cache import device, lending, live, opening, upkeep
 from tierfs.cache.area import DirtyContent, Drain, StagingArea
 from tierfs.cache.fetch import Fetcher
 from tierfs.cache.index import IndexWriteFailed
+from tierfs.cache.live import LiveFile
 from tierfs.cache.placement import Placement
 from tierfs.cache.reading import Place, Reader
 from tierfs.cache.staging import Staging
@@ -267,25 +268,60 @@ class Cache:
         return None
 
     def _lending_tiers(self) -> list[Tier]:
-        """Who writes has to get the file that readers have: it must be one that can become a staging file."""
-        return self._tiers if self._read_only else [tier for tier in self._tiers if tier is self._area.tier]
+        """Who writes has to get the file that readers have: one that can become a staging or a live file."""
+        if self._read_only:
+            return self._tiers
+        return [tier for tier in self._tiers if tier is self._area.tier or live.can_be_live(tier)]
 
-    async def hold(self, ref: ObjectRef) -> tuple[int, int] | None:
+    @contextmanager
+    def whole_file(self, ref: ObjectRef) -> Iterator[int | None]:
+        """A descriptor of a tier's file that holds exactly the bytes of ``ref``, which stay there meanwhile.
+
+        None as for ``lend``.
+        """
+        for tier in self._tiers:
+            descriptor = lending.open_whole(tier, ref, recorded=False)
+            if descriptor is not None:
+                tier.count_hit(ref.content_id, 0, ref.size_bytes)
+                let_go = lending.hold(tier, ref.content_id)
+                try:
+                    yield descriptor
+                finally:
+                    let_go()
+                    os.close(descriptor)
+                return
+        yield None
+
+    async def hold(self, ref: ObjectRef, identity: tuple[int, int] | None) -> tuple[int, int] | None:
         """Keep a file that was lent by another engine, or for another content, until ``give_back``.
 
-        Returns (device, inode) of the file, None if there is none.
+        ``identity``: (device, inode) of the file; None: any. Returns it, None if there is none.
         """
         for tier in self._lending_tiers():
             descriptor = lending.open_whole(tier, ref, recorded=False)
             if descriptor is not None:
-                self._lent.setdefault(ref.content_id, []).append(lending.hold(tier, ref.content_id))
-                identity = device.identity(descriptor)
+                found = device.identity(descriptor)
                 os.close(descriptor)
+                if identity not in (None, found):
+                    continue
+                self._lent.setdefault(ref.content_id, []).append(lending.hold(tier, ref.content_id))
                 with contextlib.suppress(IndexWriteFailed):  # logged; the next commit tries again
                     await tier.commit()
-                return identity
+                return found
         await trio.lowlevel.checkpoint()
         return None
+
+    async def take_live(self, content_id: ContentId, identity: tuple[int, int], ino: int) -> LiveFile | None:
+        """A writer comes to a file that was lent from a RAM tier; None: it was not. See ``live``."""
+        return await live.take(self._tiers, content_id, identity, ino)
+
+    def find_live(self, ino: int) -> LiveFile | None:
+        """The live file that an earlier engine has left for an inode that is still open."""
+        return live.find(self._tiers, ino)
+
+    def remove_lives_but(self, inos: Container[int]) -> None:
+        """At the start, when it is known which inodes are open."""
+        live.remove_all_but(self._tiers, inos)
 
     def give_back(self, content_id: ContentId) -> None:
         """Undo one ``lend``."""
@@ -330,6 +366,11 @@ class Cache:
     def takes_direct_writes(self) -> bool:
         """Whether the file of a dirty content may be given to somebody who writes without passing here."""
         return self._area.dirty.takes_direct_writes
+
+    @property
+    def keeps_what_was_written(self) -> bool:
+        """The file of a dirty content is kept when the store has its bytes: who has it open goes on."""
+        return self._area.tier.keeps_clean
 
     @property
     def dirty_over_limit(self) -> bool:

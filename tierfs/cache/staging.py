@@ -51,13 +51,13 @@ discard
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
 
-from tierfs.cache import blocks, device, holes, sealing
+from tierfs.cache import blocks, device, sealing
 from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.dirty import DirtyFiles
 from tierfs.cache.health import is_no_space
@@ -294,16 +294,22 @@ class Staging:
         if error is not None:
             raise dirty.failure(error) from error
 
+    async def replace(self, size_bytes: int, work: Callable[[int], None]) -> None:
+        """``work(fd)`` in a worker writes the first ``size_bytes``; what is behind goes. See ``live``."""
+        if size_bytes < self._size_bytes:
+            await self.truncate(size_bytes)
+        if size_bytes:
+            async with self.locked():
+                await self.apply(0, size_bytes, work, room_bytes=size_bytes, grows=True)
+
     async def copy_in(
-            self, source: Staging, source_bytes: int, offset_bytes: int, length_bytes: int) -> int:
-        """Under both locks, with room reserved: bytes of ``source``; how many. See ``ranges.copy``."""
+            self, work: Callable[[], Awaitable[int]], offset_bytes: int, length_bytes: int) -> int:
+        """Under the lock, with room reserved: ``work`` copies into that range; how much. See ``ranges``."""
         overlay = self._overlay
         if overlay is not None:
             self._about_to_change(overlay, offset_bytes, offset_bytes + length_bytes)
         try:
-            copied = await self._dirty.with_files(
-                source.content_id, self.content_id,
-                lambda from_fd, fd: holes.copy(from_fd, source_bytes, fd, offset_bytes, length_bytes))
+            copied = await work()
             if overlay is not None and overlay.partly_covered(offset_bytes, offset_bytes + copied):
                 # It ended early, in a block whose rest is not here.
                 copied = max(0, copied - (offset_bytes + copied) % BLOCK_SIZE_BYTES)

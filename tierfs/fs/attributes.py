@@ -98,7 +98,9 @@ class Attributes:
                 content.written_directly = False
         if content is not None and content.unsaved and change.mtime_ns is None:
             await self._services.contents.save(content)
-        if mtime_ns is not None:
+        if mtime_ns is not None and content is not None:
+            self._services.contents.note_mtime(content, mtime_ns)
+        elif mtime_ns is not None:
             self._note_mtime(ino, mtime_ns)
         inode = await self._db.commit(apply)
         if content is not None:

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Callable
 
+import structlog
 import trio
 
 from tierfs.errors import InvalidArgument, IsADirectory, NotFound, ReadOnly, StaleContent, TierfsError
@@ -22,6 +23,8 @@ from tierfs.namespace import tree
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
 from tierfs.writeback.content import FileContent
+
+log = structlog.get_logger(__name__)
 
 MOVE_ATTEMPTS = 20
 MOVE_PAUSE_S = 0.1
@@ -141,6 +144,8 @@ class Files:
     def _add(self, content: FileContent, flags: int, caller: Caller) -> int:
         handle = FileHandle(content, flags & ~OPEN_PASSED, caller.uid, bool(flags & OPEN_PASSED))
         content.writers += handle.can_write
+        if handle.can_write:
+            content.kept_for_readers = None
         self._count_passed(handle)
         return self._services.handles.add_file(handle)
 
@@ -265,6 +270,8 @@ class Files:
         upload happens here, and its error is the answer of close(2).
         """
         handle = self._services.handles.file(number)
+        if handle.passed_through and handle.can_write:
+            await self._contents.pull(handle.content, always=True)
         if handle.passed_through and handle.can_write and handle.uid != 0:
             await self._drop_privileges_late(handle.content)
         if not handle.can_write or not self._services.settings.write_through:
@@ -285,7 +292,7 @@ class Files:
             return
         handle = self._services.handles.file(number)
         content = handle.content
-        self._contents.notice_direct_writes(content)
+        await self._contents.pull(content, always=content.writers > 0)
         if content.staging is not None:
             await content.staging.sync()
         await self._contents.save(content, durable=True)
@@ -300,8 +307,18 @@ class Files:
         """The last descriptor of this open file is gone."""
         handle = self._services.handles.remove_file(number)
         content = handle.content
+        if content.live is not None and handle.can_write:
+            try:
+                await self._contents.pull(content, always=True)
+            except TierfsError as error:
+                log.error("bytes written into a file in memory are lost", ino=content.ino, reason=str(error))
         self._contents.notice_direct_writes(content)
         content.passed_through -= handle.passed_through
+        if not content.passed_through:
+            self._contents.drop_live(content)
+            if content.kept_for_readers is not None:
+                content.kept_for_readers = None
+                self._services.publisher.note(content.ino)
         if handle.can_write:
             content.writers -= 1
             await self._contents.save(content, hurried=False)  # close(2) has returned long ago

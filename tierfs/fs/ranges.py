@@ -64,6 +64,7 @@ class Ranges:
             done = True
         finally:
             if done or staging.generation != generation:
+                await self._contents.push(content, offset, offset + length)
                 self._contents.touch(content, staging.size_bytes)
 
     async def seek(self, number: int, offset: int, whence: int) -> int:
@@ -77,7 +78,7 @@ class Ranges:
             return await self._seek(content, offset, whence)
 
     async def _seek(self, content: FileContent, offset: int, whence: int) -> int:
-        self._contents.notice_direct_writes(content)
+        await self._contents.pull(content)
         while offset < content.size_bytes:
             staging = content.staging
             if staging is None:
@@ -107,7 +108,7 @@ class Ranges:
     ) -> int:
         handle = self._for_writing(target_no)
         target = handle.content
-        self._contents.notice_direct_writes(source)
+        await self._contents.pull(source)
         length = min(length, source.size_bytes - source_at)
         if length <= 0:
             return 0
@@ -131,18 +132,33 @@ class Ranges:
     async def _copy_some(
         self, source: FileContent, source_at: int, target: FileContent, target_at: int, length: int
     ) -> int:
-        if source.staging is not None and target.staging is not None:
-            staging = target.staging
-            copied = await ranges.copy(
-                source.staging, source_at, staging, target_at, min(length, DISK_COPY_BYTES)
-            )
+        staging = target.staging
+        if staging is not None:
+            some = min(length, DISK_COPY_BYTES)
+            copied = await self._copy_on_disk(source, source_at, staging, target_at, some)
             if copied:
+                await self._contents.push(target, target_at, target_at + copied)
                 self._contents.touch(target, staging.size_bytes)
                 return copied
         data = await self._files.read_waiting(source, source_at, min(length, READ_BYTES))
         if data:
             await self._contents.write(target, target_at, data)
+            await self._contents.push(target, target_at, target_at + len(data))
         return len(data)
+
+    async def _copy_on_disk(
+        self, source: FileContent, source_at: int, target: Staging, target_at: int, length: int
+    ) -> int:
+        """By the local file system, which may share the blocks; 0: it cannot."""
+        if source.staging is not None:
+            return await ranges.copy(source.staging, source_at, target, target_at, length)
+        if source.ref is None or not source.size_bytes:
+            return 0
+        with self._services.cache.whole_file(source.ref) as descriptor:
+            if descriptor is None:
+                return 0
+            length = min(length, source.ref.size_bytes - source_at)
+            return await ranges.copy_from_file(descriptor, source_at, target, target_at, length)
 
     @asynccontextmanager
     async def _reading(self, number: int) -> AsyncIterator[FileContent]:
@@ -164,4 +180,5 @@ class Ranges:
         """As before a write. Not interruptible: half of it would lose what is there."""
         if handle.uid != 0:
             await self._files.drop_privileges(handle.content.ino)
+        await self._contents.pull(handle.content)
         return await self._contents.make_writable(handle.content)

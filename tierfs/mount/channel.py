@@ -27,6 +27,7 @@ _PLACE_MARK_BYTES = 16
 _HANDLE = struct.Struct("<QQIIII")
 _VIEW_SETTINGS = struct.Struct("<QQIIIIIIIIII")
 _COUNTS = struct.Struct("<QQQQQQQIIIIIIQQ")
+_PASSED_FILE = struct.Struct("<QQQ")
 _ERROR = struct.Struct("<i")
 
 
@@ -44,6 +45,7 @@ class Kind(enum.IntEnum):
     COUNTS = 7
     EXTRA = 9
     EXTRA_INTERRUPT = 10
+    PASSED = 13
     MOUNT = 16
     ATTACH = 17
     UNMOUNT = 18
@@ -175,6 +177,12 @@ def unpack_handles(body: bytes) -> Iterator[OpenHandle]:
         is_directory = bool(kind & HANDLE_DIRECTORY)
         passthrough, is_fronts = bool(kind & HANDLE_PASSTHROUGH), bool(kind & HANDLE_FRONT)
         yield OpenHandle(number, ino, flags, uid, is_directory, passthrough, is_fronts)
+
+
+def unpack_passed(body: bytes) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(inode, (device, inode) of the file that its opens are passed through to)."""
+    for ino, device, file_ino in _PASSED_FILE.iter_unpack(body):
+        yield ino, (device, file_ino)
 
 
 def unpack_counts(body: bytes) -> FrontCounts:

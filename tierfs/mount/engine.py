@@ -105,7 +105,7 @@ class Engine:
         async with AsyncExitStack() as stack:
             parts = await open_parts(self._settings, stack, is_reattached=front.is_reattached)
             resumed = await recover(parts, open_handles, opens_untold=front.opens_untold)
-            await restore_handles(parts, open_handles)
+            await restore_handles(parts, open_handles, front.passed_files)
             if isinstance(front, NativeFront):
                 parts.services.handles.number_from(front.engine_starts)
             if not front.is_reattached:
@@ -206,7 +206,8 @@ class Engine:
         written: set[int] = set()
         for handle in parts.services.handles.files():
             content = handle.content
-            parts.contents.notice_direct_writes(content)
+            with contextlib.suppress(TierfsError):
+                await parts.contents.pull(content, always=handle.can_write)
             await parts.contents.save(content)
             if handle.can_write and content.passed_through:
                 written.add(content.ino)

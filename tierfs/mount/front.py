@@ -12,7 +12,8 @@ import os
 import platform
 import select
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import pyfuse3
 import structlog
@@ -69,6 +70,7 @@ class PythonFront:
 
     kind = "python"
     open_handles: Sequence[OpenHandle] = ()
+    passed_files: Mapping[int, tuple[int, int]] = MappingProxyType({})
     is_reattached = False
     opens_untold = False
 
@@ -157,6 +159,8 @@ class NativeFront:
         self.on_touched: Callable[[Sequence[int]], None] = lambda inos: None
         """Called with inodes that the front has read without asking."""
         self.open_handles: list[OpenHandle] = []
+        self.passed_files: dict[int, tuple[int, int]] = {}
+        """Inode -> (device, inode) of the file to which an earlier engine has passed its opens through."""
         self.is_reattached = False
         self.opens_untold = False
         """Files may be open that are not in ``open_handles``."""
@@ -178,6 +182,8 @@ class NativeFront:
                 self.opens_untold = bool(message.value & channel.HELLO_UNTOLD)
             elif message.kind == Kind.HANDLES:
                 self.open_handles += channel.unpack_handles(message.body)
+            elif message.kind == Kind.PASSED:
+                self.passed_files.update(channel.unpack_passed(message.body))
             elif message.kind == Kind.HELLO_END:
                 return
 

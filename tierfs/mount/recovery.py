@@ -14,7 +14,7 @@ After a crash the namespace and the write tier may disagree by what was in fligh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 import trio
@@ -59,8 +59,14 @@ async def recover(
     return {"files": len(left), "bytes": left_bytes}
 
 
-async def restore_handles(parts: Parts, open_handles: Sequence[OpenHandle]) -> None:
-    """Give applications back what they had open, under the same numbers."""
+async def restore_handles(
+    parts: Parts, open_handles: Sequence[OpenHandle], passed_files: Mapping[int, tuple[int, int]]
+) -> None:
+    """Give applications back what they had open, under the same numbers.
+
+    ``passed_files``: inode -> (device, inode) of the file to which its opens are passed through.
+    """
+    parts.cache.remove_lives_but(passed_files.keys())
     services = parts.services
     for known in open_handles:
         if known.is_fronts:
@@ -86,6 +92,9 @@ async def restore_handles(parts: Parts, open_handles: Sequence[OpenHandle]) -> N
         if known.passthrough:
             if handle.can_write:
                 parts.contents.note_direct_writer(content)
+            if content.live is None:
+                content.live = parts.cache.find_live(known.ino)
+            content.passed_file = passed_files.get(known.ino, content.passed_file)
             await parts.contents.keep_passed(content)
         services.handles.restore_file(known.number, handle)
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import trio
 
+from tierfs.cache.live import LiveFile
 from tierfs.cache.reading import Place
 from tierfs.cache.residency import Cache
 from tierfs.cache.staging import Staging
@@ -53,11 +54,15 @@ class FileContent:
     """The content whose file in the tier may not go, because it is passed through."""
     written_directly: bool = False
     """Bytes have been changed through such an open since the last ``chmod``."""
+    live: LiveFile | None = None
+    """Where such opens write, if that is not the staging file."""
     passed_file: tuple[int, int] | None = None
     """(device, inode) of the file that was lent last."""
     unlinked: bool = False
     linkable: bool = False
     """``unlinked`` because it has not got a name yet: its bytes are kept until the inode is forgotten."""
+    kept_for_readers: int | None = None
+    """The generation of the dirty row that is in the store; its staging file stays for who has it open."""
     unsaved: bool = False
     """Size or times here are newer than in the namespace."""
     sealing: bool = False
@@ -217,6 +222,7 @@ class ContentTable:
         content.users -= 1
         if content.users:
             return
+        self.drop_live(content)
         if content.lent is not None:
             self._cache.give_back(content.lent)
         if self._contents.get(content.ino) is content:
@@ -280,12 +286,15 @@ class ContentTable:
         # truncate(2) has no handle, and what it waits for must not become a clean copy meanwhile.
         content.writers += 1
         try:
+            await self.pull(content)
             if content.staging is None or content.sealing:
                 await self._begin_write(content, keep=size_bytes > 0)
+            await self._take_live(content)
             staging = content.staging
             assert staging is not None
             if staging.size_bytes != size_bytes:
                 await staging.truncate(size_bytes)
+                await self.push(content, 0, 0)
             self.touch(content, staging.size_bytes)
         finally:
             content.writers -= 1
@@ -295,6 +304,7 @@ class ContentTable:
         content.size_bytes = size_bytes
         content.mtime_ns = content.ctime_ns = self._now_ns()
         content.unsaved = True
+        content.kept_for_readers = None
 
     async def _begin_write(self, content: FileContent, *, keep: bool) -> None:
         """Make ``content`` local. With ``keep`` the bytes it has now stay readable in the new copy."""
@@ -340,6 +350,9 @@ class ContentTable:
         """
         if content.staging is None or content.sealing:
             await self._begin_write(content, keep=True)
+        await self._take_live(content)
+        if content.live is not None:
+            return
         await self.make_independent(content)
         staging = content.staging
         if staging is None:
@@ -349,15 +362,59 @@ class ContentTable:
         staging.begin_direct_writes(content.mtime_ns)
         self.notice_direct_writes(content)
 
+    async def _take_live(self, content: FileContent) -> None:
+        """Before bytes of a local content change: what is lent from a RAM tier becomes a live file."""
+        if not content.passed_through or content.passed_file is None:
+            return
+        async with content.lock:
+            staging = content.staging
+            if content.live is not None or staging is None or content.passed_file == staging.identity:
+                return
+            lent = content.lent
+            if staging.base is not None:
+                lent = staging.base.content_id  # also if an earlier engine has lent it
+            if lent is not None:
+                content.live = await self._cache.take_live(lent, content.passed_file, content.ino)
+            if content.live is not None:
+                with suppress(OSError):
+                    content.live.set_mtime(content.mtime_ns)
+
+    async def pull(self, content: FileContent, *, always: bool = False) -> None:
+        """Bring what was written into a live file to where it lasts.
+
+        ``always``: also stores into a mapping, which nobody sees. Raises what ``Staging.write`` raises.
+        """
+        self.notice_direct_writes(content)
+        live, staging = content.live, content.staging
+        if live is not None and staging is not None and (live.is_behind or always):
+            await live.pull(staging)
+
+    async def push(self, content: FileContent, offset: int, end: int) -> None:
+        """What the engine has changed in the staging file is seen by who has the live file open."""
+        if content.live is not None and content.staging is not None:
+            await content.live.push(content.staging, offset, end)
+
+    def drop_live(self, content: FileContent) -> None:
+        """Nobody has it open any more, and all of it has been pulled."""
+        if content.live is not None:
+            content.live.remove()
+            content.live = content.passed_file = None
+
     def notice_direct_writes(self, content: FileContent) -> None:
         """Take in what was written without passing here. Blocks for as long as fstat(2) takes."""
         staging = content.staging
         if staging is None or not content.passed_through:
             return
-        mtime_ns = staging.notice_direct_writes(content.mtime_ns)
+        if content.live is not None:
+            change = content.live.notice()
+            size_bytes, mtime_ns = change or (0, None)
+        else:
+            mtime_ns = staging.notice_direct_writes(content.mtime_ns)
+            size_bytes = staging.size_bytes
         if mtime_ns is not None:
             content.written_directly = True
-            content.size_bytes = staging.size_bytes
+            content.kept_for_readers = None
+            content.size_bytes = size_bytes
             content.mtime_ns = content.ctime_ns = mtime_ns
             content.unsaved = True
 
@@ -383,10 +440,13 @@ class ContentTable:
         The caller closes it. With ``writes`` it is counted in ``content.writers``, so that the file does not
         become a clean copy meanwhile. For a reader nothing is waited for.
         """
-        if content.sealing or (content.staging is None and not writes):
+        if content.sealing or content.live is not None or not self._cache.keeps_what_was_written:
             return None
-        if writes and not content.passed_through and not self._cache.takes_direct_writes:
-            return None
+        if not content.passed_through:
+            if writes and not self._cache.takes_direct_writes:
+                return None
+            if not writes and (content.staging is None or content.writers or not content.size_bytes):
+                return None
         staging = content.staging or await self.make_writable(content)
         descriptor = staging.lend(content.mtime_ns)
         if descriptor is not None:
@@ -411,7 +471,7 @@ class ContentTable:
 
         None if there is no such file. The caller closes it. Blocks for as long as open(2) takes.
         """
-        if content.local or content.ref is None or not content.size_bytes:
+        if content.local or content.ref is None or not content.size_bytes or content.live is not None:
             return None
         descriptor = self._cache.lend(content.ref, again=content.lent is not None)
         if descriptor is not None:
@@ -430,17 +490,33 @@ class ContentTable:
             content.lent = None
         if not content.passed_through:
             return
-        if content.staging is not None:
+        found: tuple[int, int] | None
+        if content.live is not None:
+            found = content.live.identity
+        elif content.staging is not None:
             found = content.staging.identity
+            base = content.staging.base
+            if base is not None and content.passed_file not in (None, found):
+                content.lent = base.content_id
+                if await self._cache.hold(base, content.passed_file) is None:
+                    content.lent = None
         elif content.ref is not None:
             content.lent = content.content_id
-            found = await self._cache.hold(content.ref)
+            found = await self._cache.hold(content.ref, content.passed_file)
             if found is None:
                 content.lent = None
         else:
             found = None
         if content.passed_file is None:
             content.passed_file = found or NO_FILE
+
+    def note_mtime(self, content: FileContent, mtime_ns: int) -> None:
+        """The namespace is about to record it: see ``Cache.note_mtime``."""
+        if content.live is not None:
+            with suppress(OSError):
+                content.live.set_mtime(mtime_ns)
+        if content.local:
+            self._cache.note_mtime(content.content_id, mtime_ns)
 
     async def save(self, content: FileContent, *, durable: bool = False, hurried: bool = True) -> None:
         """Bring size and times into the namespace (flush, close, fsync). See ``Database.commit``."""
@@ -457,8 +533,7 @@ class ContentTable:
                 txn, schema.replace_inode(inode, size_bytes=size, mtime_ns=mtime, ctime_ns=newest)
             )
 
-        if content.local:
-            self._cache.note_mtime(content.content_id, mtime)
+        self.note_mtime(content, mtime)
         try:
             await self._db.commit(record, durable=durable, hurried=hurried)
         except NotFound:

@@ -130,6 +130,7 @@ class ObjectWriter:
         await self._db.commit(partial(self._record, inode=inode, row=state.row, info=info, links=links))
 
     async def _publish_local(self, content: FileContent, keys: list[str], *, force: bool) -> None:
+        await self._contents.pull(content, always=content.writers > 0)
         await self._contents.make_independent(content)
         staging = content.staging
         if staging is not None and content.passed_through and content.writers:
@@ -148,6 +149,8 @@ class ObjectWriter:
         def unchanged() -> bool:
             self._contents.notice_direct_writes(content)
             if content.staging is not staging or content.unlinked:
+                return False
+            if content.live is not None and content.live.is_behind:
                 return False
             return staging is None or staging.generation == generation
 
@@ -191,7 +194,11 @@ class ObjectWriter:
         await self._contents.save(content)
         async with content.lock:
             same_size = info.size_bytes == content.size_bytes
-            content.sealing = final = content.writers == 0 and unchanged() and same_size
+            final = content.writers == 0 and unchanged() and same_size
+            # An empty file is not kept; but who comes to write gets the one that readers have.
+            has_to_stay = content.passed_through > 0 and content.live is None and not content.size_bytes
+            content.kept_for_readers = row.generation if final and has_to_stay else None
+            content.sealing = final = final and not has_to_stay
             try:
                 still_dirty = await self._db.commit(
                     partial(self._record, inode=inode, row=row, info=info, links=links, final=final)
@@ -214,8 +221,11 @@ class ObjectWriter:
                     except (TierfsError, OSError) as error:
                         # The bytes are in the store: losing the local copy costs a fetch, nothing else.
                         log.warning("local copy not kept after upload", key=info.key, reason=str(error))
-                        turn_clean()
-                        await staging.discard()
+                        if content.passed_through and not staging.is_closed:
+                            await self._contents.keep_local(content, staging)
+                        else:
+                            turn_clean()
+                            await staging.discard()
                 await self._contents.keep_passed(content)
             finally:
                 content.sealing = False

@@ -143,7 +143,8 @@ class Publisher:
         with self._db.read() as txn:
             rows = publish.dirty_entries(txn, limit=SCAN_BATCH)
         for row in rows:
-            self._note_unless_known(row.ino)
+            if not self._is_kept_for_readers(row):
+                self._note_unless_known(row.ino)
 
     def _note_unless_known(self, ino: int) -> None:
         if ino not in self._due_at and ino not in self._running and not self._is_being_written(ino):
@@ -263,8 +264,8 @@ class Publisher:
         if inode.is_dir:
             await self._publish_directory(ino)
         else:
-            content = self._contents.peek(ino)
-            if content is not None and content.writers and inode.flags & schema.DATA_LOCAL and not force:
+            is_busy = self._is_being_written(ino) or self._is_kept_for_readers(row)
+            if is_busy and inode.flags & schema.DATA_LOCAL and not force:
                 return
             await self._writer.publish_file(ino, force=force)
             with self._db.read() as txn:
@@ -339,12 +340,19 @@ class Publisher:
         content = self._contents.peek(ino)
         return content is not None and content.writers > 0
 
+    def _is_kept_for_readers(self, row: schema.DirtyRow) -> bool:
+        """It is in the store, and dirty until it is closed; see ``FileContent``."""
+        content = self._contents.peek(row.ino)
+        return content is not None and content.kept_for_readers == row.generation
+
     def backlog(self, below: bytes = b"") -> tuple[list[int], int]:
         """Inodes that are not in the store yet, and the bytes of file data among them."""
         inos: list[int] = []
         size_bytes = 0
         with self._db.read() as txn:
             for row in publish.iter_dirty(txn):
+                if self._is_kept_for_readers(row):
+                    continue
                 try:
                     inode = tree.get(txn, row.ino)
                     if below and not _is_below(tree.path_of(txn, row.ino), below):

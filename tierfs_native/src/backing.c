@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define BUCKETS 16384u
@@ -22,6 +23,7 @@ struct inode_state {
     uint32_t here;   /* of those, opened by the front itself */
     uint32_t passed;          /* open and passed through */
     int32_t backing_id;       /* while passed > 0 */
+    uint64_t file_device, file_ino; /* likewise */
     int lent;                 /* descriptor from the engine, or -1 */
 };
 
@@ -149,7 +151,12 @@ static void register_file(struct tierfs_backing *backing, struct inode_state *st
         return;
     int id = ioctl(backing->device, FUSE_DEV_IOC_BACKING_OPEN, &map);
     if (id > 0) {
+        struct stat found;
+        if (fstat(state->lent, &found) < 0)
+            memset(&found, 0, sizeof found);
         state->backing_id = id;
+        state->file_device = found.st_dev;
+        state->file_ino = found.st_ino;
         return;
     }
     if (backing->refusal == 0) {
@@ -218,6 +225,25 @@ int32_t tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino, boo
         id = count_open(backing, state, wanted);
     pthread_mutex_unlock(&backing->lock);
     return id;
+}
+
+int tierfs_backing_list_passed(struct tierfs_backing *backing, struct tierfs_passed_file **files, size_t *count)
+{
+    size_t capacity = 0;
+
+    *count = 0;
+    pthread_mutex_lock(&backing->lock);
+    for (uint32_t i = 0; i < BUCKETS; i++)
+        for (const struct inode_state *state = backing->buckets[i]; state != NULL; state = state->next)
+            capacity += state->passed != 0;
+    *files = calloc(capacity + 1, sizeof **files);
+    for (uint32_t i = 0; *files != NULL && i < BUCKETS; i++)
+        for (const struct inode_state *state = backing->buckets[i]; state != NULL; state = state->next)
+            if (state->passed != 0)
+                (*files)[(*count)++] = (struct tierfs_passed_file){
+                    .ino = state->ino, .file_device = state->file_device, .file_ino = state->file_ino};
+    pthread_mutex_unlock(&backing->lock);
+    return *files != NULL ? 0 : -ENOMEM;
 }
 
 bool tierfs_backing_is_passed(struct tierfs_backing *backing, uint64_t ino)

@@ -10,6 +10,8 @@
  */
 #pragma once
 
+#include "channel.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,6 +46,9 @@ void tierfs_backing_open_failed(struct tierfs_backing *backing, uint64_t ino, bo
 
 /* A file is open without an open request of its own (create). wanted and the result: as in open_ends. */
 int32_t tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino, bool wanted);
+
+/* Which inodes are passed through to which files, to be freed. 0 or -ENOMEM. */
+int tierfs_backing_list_passed(struct tierfs_backing *backing, struct tierfs_passed_file **files, size_t *count);
 
 /* Whether opens of ino are passed through now. */
 bool tierfs_backing_is_passed(struct tierfs_backing *backing, uint64_t ino);

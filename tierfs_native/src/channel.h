@@ -25,6 +25,7 @@ enum tierfs_message {
     TIERFS_COUNTS = 7,    /* body: struct tierfs_counts; answers COUNT */
     TIERFS_EXTRA = 9,     /* body: a FUSE request that pyfuse3 does not know, as the kernel sent it */
     TIERFS_EXTRA_INTERRUPT = 10, /* value: the unique of such a request; who waits for it has got a signal */
+    TIERFS_PASSED = 13, /* body: struct tierfs_passed_file[]: after HANDLES */
     /* engine to front */
     TIERFS_MOUNT = 16, /* body: mountpoint NUL file system name NUL options NUL */
     TIERFS_ATTACH = 17, /* the engine takes requests now: replay INIT and what has no answer yet */
@@ -68,6 +69,11 @@ struct tierfs_handle {
     uint32_t reserved;
 };
 
+struct tierfs_passed_file {
+    uint64_t ino;
+    uint64_t file_device, file_ino; /* of the file that its opens are passed through to */
+};
+
 #define TIERFS_TRANSPORT_DEVICE 0u
 #define TIERFS_TRANSPORT_RING 1u /* FUSE over io_uring, where the kernel offers it */
 
@@ -106,6 +112,7 @@ struct tierfs_counts {
 
 _Static_assert(sizeof(struct tierfs_channel_header) == 16, "channel header");
 _Static_assert(sizeof(struct tierfs_hello) == 24, "hello");
+_Static_assert(sizeof(struct tierfs_passed_file) == 24, "passed file");
 _Static_assert(sizeof(struct tierfs_handle) == 32, "handle");
 _Static_assert(sizeof(struct tierfs_view_settings) == 56, "view settings");
 _Static_assert(sizeof(struct tierfs_counts) == 96, "counts");

@@ -539,6 +539,21 @@ static int tell_opened_here(struct front *front)
     return result;
 }
 
+/* The same content may lie in several tiers: which file the kernel reads, only this process knows. */
+static int tell_passed(struct front *front)
+{
+    struct tierfs_passed_file *files;
+    size_t count;
+    int result = tierfs_backing_list_passed(front->backing, &files, &count);
+
+    for (size_t i = 0; result == 0 && i < count; i += TIERFS_HANDLES_PER_MESSAGE) {
+        size_t some = count - i < TIERFS_HANDLES_PER_MESSAGE ? count - i : TIERFS_HANDLES_PER_MESSAGE;
+        tell_engine(front, TIERFS_PASSED, 0, files + i, some * sizeof *files);
+    }
+    free(files);
+    return result;
+}
+
 static int tell_handles(struct front *front)
 {
     struct tierfs_hello hello = {.front_pid = (uint32_t)getpid(), .engine_starts = front->engine_starts};
@@ -559,7 +574,9 @@ static int tell_handles(struct front *front)
         tell_engine(front, TIERFS_HANDLES, 0, handles + i, some * sizeof *handles);
     }
     free(handles);
-    result = tell_opened_here(front);
+    result = tell_passed(front);
+    if (result == 0)
+        result = tell_opened_here(front);
     tell_engine(front, TIERFS_HELLO_END, 0, NULL, 0);
     return result;
 }
