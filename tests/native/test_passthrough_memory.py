@@ -55,9 +55,7 @@ def two_tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 @pytest.fixture
 def in_memory(native_mounts: MountFactory) -> tuple[Mounted, Path]:
     """A mount with one tier, in memory, and a file in it."""
-    mounted = native_mounts.prepare(options=OPTIONS, tiers=("ram:24M",))
-    (mounted.store_dir / "f").write_bytes(content(1))
-    mounted.start()
+    mounted = native_mounts(options=OPTIONS, tiers=("ram:24M",))
     return mounted, in_tier(mounted, "f", content(1))
 
 
