@@ -14,6 +14,7 @@ import trio
 from tierfs.cache import device
 from tierfs.cache.dirty import BaseReader, DirtyFiles, Drain, Entry, create_file
 from tierfs.cache.sidecar import BadSidecar, Sidecar
+from tierfs.cache.spares import Spares
 from tierfs.cache.staging import Staging
 from tierfs.cache.tier import Tier
 from tierfs.errors import AlreadyExists, TierFailed
@@ -43,6 +44,7 @@ class StagingArea:
     def __init__(self, tier: Tier, reader: BaseReader, *, dirty_limit_bytes: int = 0) -> None:
         self.tier = tier
         self.dirty = DirtyFiles(tier, reader, dirty_limit_bytes=dirty_limit_bytes)
+        self.spares = Spares(self.dirty)
         self._open: dict[ContentId, Staging] = {}
         self._opening: dict[ContentId, trio.Lock] = {}
 
@@ -70,6 +72,7 @@ class StagingArea:
                 _log.error("dirty content not synced", content=content_id.hex(), reason=str(error))
         for staging in list(self._open.values()):
             await staging.close()
+        self.spares.close()
         self.dirty.files.close()
 
     def contents(self) -> list[DirtyContent]:
@@ -118,6 +121,15 @@ class StagingArea:
             raise
         self.dirty.files.add(content_id, fd)
         staging = self._open[content_id] = Staging(self.dirty, content_id, 0)
+        return staging
+
+    def adopt(self, content_id: ContentId, mtime_ns: int) -> Staging:
+        """See ``Cache.adopt_spare``."""
+        self._refuse_known(content_id)
+        self.dirty.entries[content_id] = Entry(0, 0, None, named=False)
+        staging = self._open[content_id] = Staging(self.dirty, content_id, 0)
+        staging.note_direct_writes(mtime_ns)
+        self.spares.look()
         return staging
 
     async def open(self, content_id: ContentId) -> Staging | None:

@@ -18,6 +18,7 @@ from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.live import LiveFile
 from tierfs.cache.placement import Placement
 from tierfs.cache.reading import Place, Reader
+from tierfs.cache.spares import Spare
 from tierfs.cache.staging import Staging
 from tierfs.cache.tier import Tier
 from tierfs.config import Settings
@@ -398,6 +399,26 @@ class Cache:
     async def create_staging(self, content_id: ContentId) -> Staging:
         """A new, empty dirty content. Raises ``TierFull``, ``TierFailed``, ``AlreadyExists``."""
         return await self._area.create(content_id)
+
+    def take_spare(self) -> Spare | None:
+        """An empty file for a new content that may be written without passing here; any thread."""
+        return self._area.spares.take()
+
+    def give_back_spare(self, spare: Spare) -> None:
+        """It was not needed; any thread."""
+        self._area.spares.give_back(spare)
+
+    def adopt_spare(self, content_id: ContentId, mtime_ns: int) -> Staging:
+        """A spare has become the dirty content of an inode. It had that mtime when it was empty."""
+        return self._area.adopt(content_id, mtime_ns)
+
+    async def make_spares(self) -> None:
+        """A task, for a front that can pass writes through: until cancelled."""
+        await self._area.spares.run()
+
+    def look_at_spares(self) -> None:
+        """Dirty contents have grown."""
+        self._area.spares.look()
 
     async def convert(self, ref: ObjectRef, content_id: ContentId) -> Staging:
         """A new dirty content that starts with the bytes of ``ref`` (its ``base``), without copying them.

@@ -72,6 +72,7 @@ T = TypeVar("T")
 
 NOWAIT_BYTES = 128 * 1024
 """The largest write that is done on the trio thread."""
+_TICK_NS = 10_000_000
 _EVERY_BLOCK = (1 << EXTENT_BLOCKS) - 1
 
 
@@ -399,6 +400,11 @@ class Staging:
         self._is_direct = True
         self._seen = info.st_size, info.st_mtime_ns
 
+    def note_direct_writes(self, mtime_ns: int) -> None:
+        """Others write already, into a file that was empty and had that mtime."""
+        self._is_direct = True
+        self._seen = 0, mtime_ns
+
     def set_mtime(self, mtime_ns: int) -> None:
         """Of the file. Raises ``OSError``."""
         if self._seen is None or self._seen[1] != mtime_ns:
@@ -440,7 +446,8 @@ class Staging:
             self._about_to_change(self._overlay, 0, info.st_size)
             self._overlay.mark_present(0, info.st_size)
         self._dirty.set_allocated(self.content_id, info.st_blocks * 512)
-        return info.st_mtime_ns
+        # The kernel's clock for files may be a tick behind ours: no reason for time to go backwards.
+        return mtime_ns if 0 < mtime_ns - info.st_mtime_ns < _TICK_NS else info.st_mtime_ns
 
     # durability
 

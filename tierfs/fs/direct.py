@@ -26,10 +26,11 @@ from typing import Any, Final, cast
 import structlog
 import trio
 
+from tierfs.cache.spares import Spare
 from tierfs.errors import TierfsError
 from tierfs.fs import extra, repeats
 from tierfs.fs.extra import ExtraRequests
-from tierfs.fs.handles import FileHandle
+from tierfs.fs.handles import FileHandle, open_flags
 from tierfs.fs.names import Names, new_file_mode
 from tierfs.fs.ops import PREFERRED_IO_BYTES, errno_of
 from tierfs.fs.services import Services
@@ -87,20 +88,29 @@ class _Request(Change[Any]):
         """On the trio thread, after the commit."""
         raise NotImplementedError
 
+    def undone(self) -> None:
+        """Nothing has been changed."""
+
     def answer(self) -> bytes:
         return _OUT_HEADER.pack(_OUT_HEADER.size, 0, self.unique)
 
 
 class _Create(_Request):
-    __slots__ = ("flags", "gid", "handle", "mode", "name", "uid")
+    __slots__ = ("flags", "gid", "handle", "mode", "name", "passes", "spare", "uid")
     name: bytes
     flags: int
     mode: int
     uid: int
     gid: int
     handle: int
+    spare: Spare | None
+    """The staging file, if it is there already."""
+    passes: bool
+    """Writes go there without passing here."""
 
     def change(self, txn: WriteTransaction) -> Inode:
+        if self.spare is None and self.flags & os.O_ACCMODE != os.O_RDONLY:
+            self.spare = self.direct.services.cache.take_spare()
         inode = tree.create(
             txn,
             self.parent,
@@ -108,14 +118,21 @@ class _Create(_Request):
             mode=self.mode,
             uid=self.uid,
             gid=self.gid,
-            content_id=new_content_id(),
+            content_id=new_content_id() if self.spare is None else self.spare.content_id,
             now_ns=self.now_ns,
         )
         self.handle = self.direct.services.handles.new_number()
         return inode
 
+    def undone(self) -> None:
+        if self.spare is not None:
+            self.direct.services.cache.give_back_spare(self.spare)
+
     def answer(self) -> bytes:
         inode = cast(Inode, self.result)
+        if self.spare is not None:
+            self.passes = self._lend(inode, self.spare.descriptor)
+        flags = open_flags(passes=self.passes, tells_close=self.passes and self.uid != 0)
         timeout_s = self.direct.services.attr_timeout_s(inode)
         seconds, nanoseconds = int(timeout_s), int(timeout_s % 1 * 1e9)
         time_s, time_ns = divmod(inode.ctime_ns, 1_000_000_000)
@@ -124,13 +141,29 @@ class _Create(_Request):
             inode.ino, inode.generation, seconds, seconds, nanoseconds, nanoseconds,
             inode.ino, 0, 0, time_s, time_s, time_s, time_ns, time_ns, time_ns,
             inode.mode, inode.nlink, inode.uid, inode.gid, 0, PREFERRED_IO_BYTES, 0,
-            self.handle, extra.FOPEN_KEEP_CACHE, 0,
+            self.handle, flags, 0,
         )  # fmt: skip
+
+    def _lend(self, inode: Inode, descriptor: int) -> bool:
+        lend = self.direct.services.lend
+        try:
+            os.utime(descriptor, ns=(inode.mtime_ns, inode.mtime_ns))
+            return lend is not None and lend(inode.ino, descriptor)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
 
     def settled(self, names: Names) -> None:
         services, inode = self.direct.services, cast(Inode, self.result)
-        handle = FileHandle(services.contents.acquire_new(inode), self.flags, self.uid)
-        handle.content.writers += handle.can_write
+        content = services.contents.acquire_new(inode)
+        handle = FileHandle(content, self.flags, self.uid, self.passes)
+        content.writers += handle.can_write
+        if self.spare is not None:
+            content.staging = services.cache.adopt_spare(self.spare.content_id, inode.mtime_ns)
+        if self.passes and self.spare is not None:
+            content.passed_file = self.spare.identity
+            services.contents.count_passed(content, writes=True)
         services.handles.put_file(self.handle, handle)
         services.publisher.note(inode.ino)
 
@@ -228,6 +261,7 @@ class DirectRequests:
             create = _Create(self, message, unique, parent, number)
             create.flags, mode, create.name = extra.unpack_create(body)
             create.mode, create.uid, create.gid = new_file_mode(mode), uid, gid
+            create.spare, create.passes = None, False
             check(parent, create.name)
             return create
         if opcode == extra.UNLINK:
@@ -252,8 +286,10 @@ class DirectRequests:
         for request in changes:
             assert isinstance(request, _Request)
             if request.error is not None:
+                request.undone()
                 answers.append(self._error_of(request))
             elif request.result is _Elsewhere:
+                request.undone()
                 self._hand_over(request.message)
             else:
                 self._done.append(request)

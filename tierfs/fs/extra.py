@@ -56,9 +56,6 @@ RENAME2_IN = struct.Struct("<QII")
 ENTRY_OUT = struct.Struct("<QQQQIIQQQqqqIIIIIIIIII")
 OPEN_OUT = struct.Struct("<QII")
 _COPY_32_MAX_BYTES = 0xFFFF_F000
-FOPEN_KEEP_CACHE = 1 << 1
-FOPEN_MAY_PASS = 1 << 2
-"""For the front: the open may be passed through (``TIERFS_OPEN_MAY_PASS``)."""
 
 Answer = Callable[[int, int, bytes], Awaitable[None]]
 """(unique, errno or 0, body)"""
@@ -149,9 +146,7 @@ class ExtraRequests:
         if opcode == TMPFILE:
             flags, mode, _, _ = CREATE_IN.unpack_from(body)
             handle, inode = await self._files.create_unnamed(nodeid, mode, flags, caller)
-            may_pass = self._services.handles.file(handle).passed_through
-            open_flags = FOPEN_KEEP_CACHE | (FOPEN_MAY_PASS if may_pass else 0)
-            return self._entry(inode) + OPEN_OUT.pack(handle, open_flags, 0)
+            return self._entry(inode) + self._opened(handle)
         if opcode in (CREATE, UNLINK, RENAME, RENAME2):
             return await self._change_name(opcode, nodeid, body, caller)
         raise NotSupported(f"request {opcode} is not known here")
@@ -167,13 +162,16 @@ class ExtraRequests:
                 number = await self._files.open(inode.ino, flags & ~os.O_EXCL, caller)
             else:
                 number, inode = await self._files.create(parent, name, mode, flags, caller)
-            return self._entry(inode) + OPEN_OUT.pack(number, FOPEN_KEEP_CACHE, 0)
+            return self._entry(inode) + self._opened(number)
         if not is_repeated and opcode == UNLINK:
             await self._names.unlink(parent, unpack_name(body))
         elif not is_repeated:
             new_parent, name, new_name, flags = unpack_rename(opcode, body)
             await self._names.rename(parent, name, new_parent, new_name, flags)
         return b""
+
+    def _opened(self, number: int) -> bytes:
+        return OPEN_OUT.pack(number, self._services.handles.file(number).open_flags, 0)
 
     def _entry(self, inode: Inode) -> bytes:
         """As ``TierfsOperations._entry``, in the kernel's layout."""

@@ -113,9 +113,7 @@ class Files:
 
     def _count_passed(self, handle: FileHandle) -> None:
         if handle.passed_through:
-            handle.content.passed_through += 1
-            if handle.can_write:
-                self._contents.note_direct_writer(handle.content)
+            self._contents.count_passed(handle.content, writes=handle.can_write)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller

@@ -9,6 +9,11 @@ from itertools import count
 from tierfs.errors import InvalidArgument
 from tierfs.writeback.content import FileContent
 
+FOPEN_KEEP_CACHE = 1 << 1
+FOPEN_MAY_PASS = 1 << 2
+"""The open may be passed through (``TIERFS_OPEN_MAY_PASS``)."""
+FOPEN_TELL_CLOSE = 1 << 0
+"""If it is, FLUSH is for the engine (``TIERFS_OPEN_TELL_CLOSE``)."""
 _NUMBERS_BITS = 40
 """Of a handle number: which handle of an engine; above them, which engine."""
 
@@ -30,6 +35,22 @@ class FileHandle:
     @property
     def can_write(self) -> bool:
         return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+    @property
+    def tells_close(self) -> bool:
+        """close(2) has to ask the engine, which makes up then for what writes past it have not done."""
+        return self.passed_through and self.can_write and (self.uid != 0 or self.content.live is not None)
+
+    @property
+    def open_flags(self) -> int:
+        """What the kernel, or a native front, is told about the open (FUSE_OPEN)."""
+        return open_flags(passes=self.passed_through, tells_close=self.tells_close)
+
+
+def open_flags(*, passes: bool, tells_close: bool) -> int:
+    """An inode's bytes change only through this kernel (what others replace gets a new inode), so its page
+    cache is always right. Flags that tierfs has no use for are words for the front, which clears them."""
+    return FOPEN_KEEP_CACHE | (FOPEN_MAY_PASS if passes else 0) | (FOPEN_TELL_CLOSE if tells_close else 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,7 +22,7 @@ from tierfs.errors import TierfsError
 from tierfs.fs import repeats
 from tierfs.fs.attributes import BLOCK_SIZE_BYTES, AttributeChange, Attributes
 from tierfs.fs.files import Files
-from tierfs.fs.handles import DirectoryHandle
+from tierfs.fs.handles import FOPEN_KEEP_CACHE, FOPEN_MAY_PASS, FOPEN_TELL_CLOSE, DirectoryHandle
 from tierfs.fs.kernel import EntryGone, Notice
 from tierfs.fs.names import Names
 from tierfs.fs.services import Caller, Services
@@ -244,10 +244,7 @@ class TierfsOperations(pyfuse3.Operations):
     @answers
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         number = await self._files.open(inode, flags, _caller(ctx))
-        may_pass = self._services.handles.file(number).passed_through
-        # An inode's bytes change only through this kernel (what others replace gets a new inode), so
-        # its page cache is always right. The front takes ``nonseekable`` as the word for passthrough.
-        return FileInfo(fh=FileHandleT(number), keep_cache=True, nonseekable=may_pass)
+        return self._file_info(number)
 
     @answers
     async def create(
@@ -258,9 +255,7 @@ class TierfsOperations(pyfuse3.Operations):
             number = await self._files.open(inode.ino, flags & ~os.O_EXCL, _caller(ctx))
         else:
             number, inode = await self._files.create(parent_inode, name, mode, flags, _caller(ctx))
-        may_pass = self._services.handles.file(number).passed_through
-        info = FileInfo(fh=FileHandleT(number), keep_cache=True, nonseekable=may_pass)
-        return info, self._entry(inode)
+        return self._file_info(number), self._entry(inode)
 
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -288,6 +283,15 @@ class TierfsOperations(pyfuse3.Operations):
             return False
         repeats.request_number.set(ctx.pid)
         return repeats.is_repeated(self._services.db)
+
+    def _file_info(self, number: int) -> FileInfo:
+        flags = self._services.handles.file(number).open_flags
+        return FileInfo(
+            fh=FileHandleT(number),
+            keep_cache=bool(flags & FOPEN_KEEP_CACHE),
+            nonseekable=bool(flags & FOPEN_MAY_PASS),
+            direct_io=bool(flags & FOPEN_TELL_CLOSE),
+        )
 
     def _entry(self, inode: Inode) -> EntryAttributes:
         entry = EntryAttributes()

@@ -461,6 +461,12 @@ class ContentTable:
             self.direct_writes_began = trio.Event()
         return found
 
+    def count_passed(self, content: FileContent, *, writes: bool) -> None:
+        """One more open passes through."""
+        content.passed_through += 1
+        if writes:
+            self.note_direct_writer(content)
+
     def note_direct_writer(self, content: FileContent) -> None:
         """An open for writing passes through; it is counted in ``passed_through`` and ``writers``."""
         self._direct.add(content)

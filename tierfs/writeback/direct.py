@@ -54,6 +54,7 @@ class DirectWrites:
                 await self._contents.direct_writes_began.wait()
                 inos = self._measure()
                 await self._cache.make_room_for_dirty()
+                self._cache.look_at_spares()
                 self._set_holding(bool(inos) and self._cache.dirty_over_limit)
                 if self.is_holding:
                     for ino in inos - self._asking:

@@ -24,6 +24,7 @@ struct inode_state {
     uint32_t passed;          /* open and passed through */
     int32_t backing_id;       /* while passed > 0 */
     uint64_t file_device, file_ino; /* likewise */
+    bool tells_close;               /* likewise */
     int lent;                 /* descriptor from the engine, or -1 */
 };
 
@@ -155,6 +156,7 @@ static void register_file(struct tierfs_backing *backing, struct inode_state *st
         if (fstat(state->lent, &found) < 0)
             memset(&found, 0, sizeof found);
         state->backing_id = id;
+        state->tells_close = false;
         state->file_device = found.st_dev;
         state->file_ino = found.st_ino;
         return;
@@ -244,6 +246,24 @@ int tierfs_backing_list_passed(struct tierfs_backing *backing, struct tierfs_pas
                     .ino = state->ino, .file_device = state->file_device, .file_ino = state->file_ino};
     pthread_mutex_unlock(&backing->lock);
     return *files != NULL ? 0 : -ENOMEM;
+}
+
+void tierfs_backing_tell_close(struct tierfs_backing *backing, uint64_t ino)
+{
+    pthread_mutex_lock(&backing->lock);
+    struct inode_state *state = *find(backing, ino);
+    if (state != NULL)
+        state->tells_close = true;
+    pthread_mutex_unlock(&backing->lock);
+}
+
+bool tierfs_backing_tells_close(struct tierfs_backing *backing, uint64_t ino)
+{
+    pthread_mutex_lock(&backing->lock);
+    const struct inode_state *state = *find(backing, ino);
+    bool tells = state != NULL && state->passed != 0 && state->tells_close;
+    pthread_mutex_unlock(&backing->lock);
+    return tells;
 }
 
 bool tierfs_backing_is_passed(struct tierfs_backing *backing, uint64_t ino)

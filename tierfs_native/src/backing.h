@@ -50,6 +50,10 @@ int32_t tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino, boo
 /* Which inodes are passed through to which files, to be freed. 0 or -ENOMEM. */
 int tierfs_backing_list_passed(struct tierfs_backing *backing, struct tierfs_passed_file **files, size_t *count);
 
+/* While ino is passed through, each close(2) of it is a matter of the engine. */
+void tierfs_backing_tell_close(struct tierfs_backing *backing, uint64_t ino);
+bool tierfs_backing_tells_close(struct tierfs_backing *backing, uint64_t ino);
+
 /* Whether opens of ino are passed through now. */
 bool tierfs_backing_is_passed(struct tierfs_backing *backing, uint64_t ino);
 

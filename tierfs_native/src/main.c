@@ -157,6 +157,8 @@ static long answer_from_view(struct front *front, struct tierfs_answers *answers
  */
 static bool is_for_engine(struct front *front, const struct fuse_in_header *header)
 {
+    if (header->opcode == FUSE_FLUSH)
+        return tierfs_backing_tells_close(front->backing, header->nodeid);
     return header->opcode == FUSE_GETXATTR &&
            atomic_load_explicit(&front->holds_writers, memory_order_relaxed) &&
            tierfs_backing_is_passed(front->backing, header->nodeid);

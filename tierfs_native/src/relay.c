@@ -465,6 +465,7 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
     *handle = (struct tierfs_handle){
         .fh = out->fh, .ino = asked->nodeid, .open_flags = in->flags, .uid = asked->uid};
     handle->open_flags &= ~TIERFS_OPEN_PASSED;
+    bool tells_close = wanted && (out->open_flags & TIERFS_OPEN_TELL_CLOSE) != 0;
     wanted = wanted && (out->open_flags & TIERFS_OPEN_MAY_PASS) != 0;
     /* Who brings the answer to TMPFILE, which comes on the channel, is reading the channel. */
     if (wanted && asked->opcode != FUSE_TMPFILE)
@@ -481,9 +482,11 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
         handle->kind = TIERFS_HANDLE_PASSTHROUGH;
         out->open_flags = (out->open_flags & FOPEN_NOFLUSH) | FOPEN_PASSTHROUGH;
         out->backing_id = id;
+        if (tells_close)
+            tierfs_backing_tell_close(relay->links.backing, handle->ino);
     }
     if (asked->opcode != FUSE_OPENDIR)
-        out->open_flags &= ~TIERFS_OPEN_MAY_PASS;
+        out->open_flags &= ~(TIERFS_OPEN_MAY_PASS | TIERFS_OPEN_TELL_CLOSE);
     if (tierfs_handles_add(relay->links.handles, handle) < 0)
         tierfs_warning("no memory to remember an open file; it will not outlive the engine");
     return true;

@@ -26,6 +26,9 @@
 /* In the answer to FUSE_OPEN, in the place of a flag that tierfs has no use for: it may be passed through. */
 #define TIERFS_OPEN_MAY_PASS FOPEN_NONSEEKABLE
 
+/* Likewise: if it is passed through, close(2) has to ask the engine (FLUSH). */
+#define TIERFS_OPEN_TELL_CLOSE FOPEN_DIRECT_IO
+
 struct tierfs_relay;
 
 struct tierfs_relay_links {

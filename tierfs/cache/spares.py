@@ -1,0 +1,97 @@
+"""Empty dirty files made in advance, so that the thread that commits can give one to whoever creates a file.
+
+A new file that is passed through needs its staging file before its create is answered, and that answer waits
+for nobody but the commit. Few are kept, and new ones are made slowly: where thousands of small files are
+created, the rest does without, which costs nothing then. They are named like dirty contents, so that one that
+was given away is found after a crash; the others belong to no inode, and are removed then.
+
+``take`` and ``give_back`` may be called from any thread, all else from the trio thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+
+import trio
+
+from tierfs.cache import device
+from tierfs.cache.dirty import DirtyFiles, create_file
+from tierfs.errors import CacheError
+from tierfs.types import ContentId, new_content_id
+
+_KEPT = 32
+_PAUSE_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """One of them. The descriptor belongs to whoever has taken it; it cannot be used to write."""
+
+    content_id: ContentId
+    descriptor: int
+    identity: tuple[int, int]
+    """(device, inode)"""
+
+
+class Spares:
+    """See the module docstring."""
+
+    def __init__(self, dirty: DirtyFiles) -> None:
+        self._dirty = dirty
+        self._ready: deque[Spare] = deque()
+        self._usable = False
+        self._wanted = trio.Event()
+
+    def take(self) -> Spare | None:
+        """None: there is none, or nobody should write without asking now."""
+        if not self._usable:
+            return None
+        try:
+            return self._ready.popleft()
+        except IndexError:
+            return None
+
+    def give_back(self, spare: Spare) -> None:
+        """It was not needed."""
+        self._ready.append(spare)
+
+    def look(self) -> None:
+        """One may have been taken, and dirty contents may have grown."""
+        self._usable = self._dirty.takes_direct_writes
+        if len(self._ready) < _KEPT // 2:
+            self._wanted.set()
+
+    async def run(self) -> None:
+        """Make them, until cancelled."""
+        while True:
+            self.look()
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            if self._usable and len(self._ready) < _KEPT // 2:
+                try:
+                    self._ready += await self._dirty.call(_make, self._dirty, _KEPT - len(self._ready))
+                except CacheError:
+                    pass  # the tier's health knows; creates do without
+            await trio.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        """The last call: what nobody has taken goes."""
+        self._usable = False
+        while self._ready:
+            spare = self._ready.popleft()
+            os.close(spare.descriptor)
+            device.unlink_if_there(self._dirty.path_of(spare.content_id))
+
+
+def _make(dirty: DirtyFiles, count: int) -> list[Spare]:
+    """Worker thread. Raises ``OSError``."""
+    made = []
+    for _ in range(count):
+        content_id = new_content_id()
+        path = dirty.path_of(content_id)
+        os.close(create_file(path))
+        descriptor = device.open_to_lend(path)
+        made.append(Spare(content_id, descriptor, device.identity(descriptor)))
+    return made
