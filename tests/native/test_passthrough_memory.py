@@ -189,7 +189,7 @@ def test_open_over_the_death_of_an_engine(in_memory: tuple[Mounted, Path], how: 
 def test_evicted_while_it_is_read(in_memory: tuple[Mounted, Path]) -> None:
     mounted, path = in_memory
     data = content(1)
-    with passing(mounted), opened(path) as reader:
+    with passing(mounted, 2), opened(path) as reader:
         for i in range(12):
             (mounted.store_dir / f"g{i}").write_bytes(content(100 + i))
         for i in range(12):

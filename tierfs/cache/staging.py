@@ -446,8 +446,10 @@ class Staging:
             self._about_to_change(self._overlay, 0, info.st_size)
             self._overlay.mark_present(0, info.st_size)
         self._dirty.set_allocated(self.content_id, info.st_blocks * 512)
-        # The kernel's clock for files may be a tick behind ours: no reason for time to go backwards.
-        return mtime_ns if 0 < mtime_ns - info.st_mtime_ns < _TICK_NS else info.st_mtime_ns
+        if 0 < mtime_ns - info.st_mtime_ns < _TICK_NS:
+            # The kernel's clock for files may be a tick behind ours: no reason for time to go backwards.
+            return mtime_ns
+        return info.st_mtime_ns
 
     # durability
 

@@ -204,6 +204,7 @@ class Engine:
     async def _finish(self, parts: Parts) -> None:
         """After the last request: save what open files had, then give the backlog its time."""
         notify.sd_notify("STOPPING=1")
+        parts.services.settle()
         written: set[int] = set()
         for handle in parts.services.handles.files():
             content = handle.content
