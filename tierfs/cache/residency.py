@@ -251,15 +251,20 @@ class Cache:
                 tier.count_hit(content_id, 0, size_bytes)
                 return
 
-    def lend(self, ref: ObjectRef, *, again: bool = False) -> int | None:
+    def lend(
+        self, ref: ObjectRef, *, again: bool = False, identity: tuple[int, int] | None = None
+    ) -> int | None:
         """A descriptor of a tier's file that holds exactly the bytes of ``ref``; the caller closes it.
 
-        They stay there until ``give_back``, once for every call without ``again``. None if they are spread
-        over several files, packed with others, not all here, or not verified or recorded yet. Blocks for as
-        long as open(2) takes.
+        ``identity``: (device, inode) of the file; None: any. They stay there until ``give_back``, once for
+        every call without ``again``. None if they are spread over several files, packed with others, not all
+        here, or not verified or recorded yet. Blocks for as long as open(2) takes.
         """
         for tier in self._lending_tiers():
             descriptor = lending.open_whole(tier, ref)
+            if descriptor is not None and identity not in (None, device.identity(descriptor)):
+                os.close(descriptor)
+                continue
             if descriptor is not None:
                 # Nobody sees the reads that follow: an open counts for all of them.
                 tier.count_hit(ref.content_id, 0, ref.size_bytes)

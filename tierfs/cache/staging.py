@@ -419,8 +419,8 @@ class Staging:
         """What the file takes on the device by now. Blocks for as long as fstat(2) takes."""
         try:
             info = os.stat(self._file())
-        except FileNotFoundError:
-            return
+        except OSError:
+            return  # gone, or trouble that the next request about it reports
         self._dirty.set_allocated(self.content_id, info.st_blocks * 512)
 
     def notice_direct_writes(self, mtime_ns: int) -> int | None:

@@ -313,7 +313,7 @@ class Files:
         self._contents.notice_direct_writes(content)
         content.passed_through -= handle.passed_through
         if not content.passed_through:
-            self._contents.drop_live(content)
+            self._contents.end_passing(content)
             if content.kept_for_readers is not None:
                 content.kept_for_readers = None
                 self._services.publisher.note(content.ino)

@@ -256,7 +256,7 @@ class NativeFront:
             return "no (files are opened without asking: --open-mode none)"
         if self._open_mode == "auto":
             return "yes, for files that are complete in a tier, until many small ones are read (--open-mode)"
-        return "yes, for files that are complete in a tier"
+        return "yes, for files that are complete in a tier, and new ones"
 
     @property
     def processes(self) -> dict[str, int]:

@@ -222,9 +222,7 @@ class ContentTable:
         content.users -= 1
         if content.users:
             return
-        self.drop_live(content)
-        if content.lent is not None:
-            self._cache.give_back(content.lent)
+        self.end_passing(content)
         if self._contents.get(content.ino) is content:
             del self._contents[content.ino]
         staging, content.staging = content.staging, None
@@ -479,12 +477,21 @@ class ContentTable:
         """
         if content.local or content.ref is None or not content.size_bytes or content.live is not None:
             return None
-        descriptor = self._cache.lend(content.ref, again=content.lent is not None)
+        # While it is passed through the kernel takes no other file.
+        known = content.passed_file if content.passed_through else None
+        descriptor = self._cache.lend(content.ref, again=content.lent is not None, identity=known)
         if descriptor is not None:
             content.lent = content.content_id
             info = os.stat(descriptor)
             content.passed_file = info.st_dev, info.st_ino
         return descriptor
+
+    def end_passing(self, content: FileContent) -> None:
+        """The last open that passed through is over."""
+        self.drop_live(content)
+        if content.lent is not None:
+            self._cache.give_back(content.lent)
+        content.lent = content.passed_file = None
 
     async def keep_passed(self, content: FileContent) -> None:
         """Keep the file that applications have in its place: what is known of it is out of date.
