@@ -176,11 +176,23 @@ static void test_created_and_passed_through(struct tierfs_backing *backing)
     int32_t id = tierfs_backing_created(backing, INO, true);
     assert(id > 0 && backing_of[id] == inode && open_descriptors() == before - 1);
     assert(tierfs_backing_is_passed(backing, INO) && !tierfs_backing_is_passed(backing, INO + 1));
+    struct tierfs_passed_file *files;
+    size_t count;
+    assert(tierfs_backing_list_passed(backing, &files, &count) == 0 && count == 1);
+    assert(files[0].ino == INO && files[0].file_ino == inode && files[0].file_device != 0);
+    free(files);
+    assert(!tierfs_backing_tells_close(backing, INO));
+    tierfs_backing_tell_close(backing, INO);
+    tierfs_backing_tell_close(backing, INO + 1);
+    assert(tierfs_backing_tells_close(backing, INO) && !tierfs_backing_tells_close(backing, INO + 1));
     tierfs_backing_drop_unasked(backing); /* it is in use */
     assert(open_file(backing, true, false, &other) == id);
     tierfs_backing_released(backing, INO);
     tierfs_backing_released(backing, INO);
     assert(!tierfs_backing_is_passed(backing, INO) && open_ids() == 0);
+    assert(!tierfs_backing_tells_close(backing, INO));
+    assert(tierfs_backing_list_passed(backing, &files, &count) == 0 && count == 0);
+    free(files);
     /* Somebody was faster, through the page cache: so is the one who made it. */
     assert(open_file(backing, false, false, &other) == 0);
     tierfs_backing_lend(backing, INO, a_file(&inode));
