@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.front import costs, entries, misses, names, reads, small, writes
+from benchmarks.front import costs, entries, misses, names, reads, small, transport, writes
 from benchmarks.front.places import MIB, QUICK, TINY, Data, Place, Scale, make_data, mounted, on_tmpfs
 from benchmarks.front.report import Findings, report_of
 from benchmarks.loops import LoopFailed
@@ -77,6 +77,13 @@ class Run:
 
     def everything(self) -> None:
         """Raises what keeps the data from being made or the mount from being there."""
+        if any(name not in ON_THEIR_OWN for name in self._parts):
+            self._on_one_mount()
+        self.part("tmpfs", self._tmpfs)
+        self.part("entries", self._entries)
+        self.part("transport", self._transport)
+
+    def _on_one_mount(self) -> None:
         scale, work_dir = self.scale, self._work_dir
         data = make_data(scale, self._plain_dir)
         misses.make_cold(self._plain_dir, scale.rounds)
@@ -105,8 +112,6 @@ class Run:
             self.part("writes", lambda: writes.measure(lines, scale, beside, place, self.rounds()))
             self.part("misses", lambda: self._misses(place, faults))
             self.part("costs", lambda: self._costs(data, beside, place))
-        self.part("tmpfs", self._tmpfs)
-        self.part("entries", self._entries)
 
     def _small(self, data: Data, place: Place) -> None:
         tier_bytes = 2 * data.small.total_bytes + 256 * MIB
@@ -144,6 +149,18 @@ class Run:
 
         self.found.sizes = entries.measure(self.scale, self._work_dir, is_over)
 
+    def _transport(self) -> None:
+        if not transport.PARAMETER.exists():
+            self.found.skipped.append("transport: this kernel has no FUSE over io_uring (Linux 6.14)")
+            return
+        work_dir = self._work_dir / "transport"
+        work_dir.mkdir()
+        few = min(self.scale.rounds, 3)
+        wanted = argparse.Namespace(
+            calls=self.scale.transport_calls, rounds=few, hits_rounds=few // 2, seed=1
+        )
+        self.found.transport = list(transport.run(wanted, work_dir).metrics.values())
+
 
 def make_large(scale: Scale, root: Path) -> Data:
     """The large file, of a quarter of its size, for memory is scarcer than disk; hardly anything else."""
@@ -161,8 +178,11 @@ WEIGHTS = {
     "costs": 3.0,
     "tmpfs": 0.7,
     "entries": 4.0,
+    "transport": 1.5,
 }
 """The parts, and each one's share of the time."""
+ON_THEIR_OWN = {"tmpfs", "entries", "transport"}
+"""Those that make their own mounts and data."""
 
 
 def facts_of(scale: Scale, began_s: float, load: float) -> list[tuple[str, str]]:
@@ -220,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "lines": [line.as_json() for line in found.lines.every],
             "costs": [asdict(cost) for cost in found.costs],
             "sizes": [asdict(size) for size in found.sizes],
+            "transport": {metric.name: metric.as_json(transport.RING) for metric in found.transport},
             "failures": found.lines.failures,
         }
         options.json.write_text(json.dumps(content, indent=2) + "\n")

@@ -46,6 +46,7 @@ class Scale:
     cost_s: float = 1.0
     namespace_counts: tuple[int, ...] = (1000, 10_000, 100_000, 1_000_000, 10_000_000)
     namespace_samples: int = 20_000
+    transport_calls: int = 20_000
     pause_s: float = 1.0
 
 
@@ -65,6 +66,7 @@ QUICK = Scale(
     cost_s=0.3,
     namespace_counts=(1000, 10_000, 100_000),
     namespace_samples=5000,
+    transport_calls=4000,
     pause_s=0.3,
 )
 TINY = Scale(
@@ -83,6 +85,7 @@ TINY = Scale(
     cost_s=0.05,
     namespace_counts=(1000,),
     namespace_samples=50,
+    transport_calls=100,
     pause_s=0.0,
 )
 

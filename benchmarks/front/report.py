@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from benchmarks.front.costs import PROCESSES, Cost
 from benchmarks.front.entries import Size
 from benchmarks.front.lines import HEAD, MOUNT, PLAIN, Lines
-from benchmarks.samples import show
+from benchmarks.front.transport import DEVICE, RING
+from benchmarks.samples import Metric, show
 from tierfs.bench.histogram import Histogram
 from tierfs.report import Axis, BarPlot, Bars, LinePlot, Report, Series, tail
 
@@ -29,7 +30,10 @@ class Findings:
     lines: Lines = field(default_factory=Lines)
     latencies: list[tuple[str, Histogram]] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
+    transport: list[Metric] = field(default_factory=list)
     sizes: list[Size] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """What cannot be measured here, and why."""
 
 
 def report_of(found: Findings, facts: Sequence[tuple[str, str]]) -> Report:
@@ -39,8 +43,10 @@ def report_of(found: Findings, facts: Sequence[tuple[str, str]]) -> Report:
     _latencies(report, found.latencies)
     _costs(report, found.costs)
     _sizes(report, found.sizes)
-    if found.lines.failures:
-        report.section("Not measured", *found.lines.failures)
+    _transport(report, found.transport)
+    missing = [*found.lines.failures, *found.skipped]
+    if missing:
+        report.section("Not measured", *missing)
     return report
 
 
@@ -191,3 +197,24 @@ def _sizes(report: Report, sizes: Sequence[Size]) -> None:
             ],
         )
     )
+
+
+def _transport(report: Report, metrics: Sequence[Metric]) -> None:
+    if not metrics:
+        return
+    section = report.section(
+        "Requests through io_uring",
+        "Two mounts that differ in --fuse-uring alone. What the lines mean: benchmarks/front/transport.py.",
+    )
+    rows = []
+    for metric in metrics:
+        ratio, ring, device = metric.ratio(RING, DEVICE), metric.median(RING), metric.median(DEVICE)
+        rows.append(
+            [
+                metric.name.strip(),
+                metric.unit,
+                *(show(value) if value is not None else "-" for value in (ring, device)),
+                f"{ratio:.2f}" if ratio is not None else "-",
+            ]
+        )
+    section.table(["", "unit", RING, DEVICE, "times as good"], rows)
