@@ -11,7 +11,6 @@ import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -114,8 +113,7 @@ def _hanging(place: Place, faults: Path, number: int) -> Iterator[None]:
         if returned.value:
             raise BenchFailed(f"{returned.value} of {MISSES} reads that should hang came back")
     finally:
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
+        child.kill()
         child.join()
         _say(faults, [])
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks import batch
 from benchmarks.front.lines import MOUNT, PLAIN, Lines, Wanted
-from benchmarks.front.places import Data, Place, Scale, drop, may_drop
-from tierfs.batch import read_many
+from benchmarks.front.places import LOCAL_LIMIT_S, Data, Place, Scale, drop, may_drop
+from tierfs.batch import read_many, status
 from tierfs.bench.files import FileSet, share
 from tierfs.bench.loops import read_files
 from tierfs.bench.processes import run_together
+from tierfs.errors import BenchFailed
 
 SECTION = "Shuffled epochs over small files"
 READERS = (1, 8)
@@ -65,11 +67,25 @@ def _round(lines: Lines, files: Mapping[str, FileSet], hot: bool, readers: int, 
         metric.add(MOUNT, rates[READ_ONLY])
 
 
+def _until_local(paths: Sequence[str]) -> None:
+    """``read_many`` has all of them from the tier from now on. Raises BenchFailed."""
+    give_up_s = time.monotonic() + LOCAL_LIMIT_S
+    while True:
+        before = status().files.get("local", 0)
+        for start in range(0, len(paths), BATCH_FILES):
+            read_many(paths[start : start + BATCH_FILES])
+        if status().files.get("local", 0) - before == len(paths):
+            return
+        if time.monotonic() > give_up_s:
+            raise BenchFailed(f"the files do not become local: {status()}")
+        time.sleep(0.2)
+
+
 def measure_batches(lines: Lines, scale: Scale, plain: Data, place: Place, rounds: Iterable[int]) -> None:
     """``tierfs.read_many`` against open, read and close of the plain files by eight readers."""
     section = f"read_many, batches of {BATCH_FILES}, {READERS[-1]} readers, against open, read and close"
     mounted, disk = place.data.small.paths(), plain.small.paths()
-    batch.make_local(place.mounted, mounted)
+    _until_local(mounted)
     plan = batch.Plan(disk, mounted, min(BATCH_FILES, scale.small_count), 1, BATCH_PASSES)
     for _ in rounds:
         if may_drop():
