@@ -300,6 +300,8 @@ def main() -> int:
     parser.add_argument("--work-dir", help="on the disk that is to be measured")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    # Told to stop, it still unmounts and puts the parameter back.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="tierfs-transport-", dir=options.work_dir) as directory:
             comparison = run(options, Path(directory))

@@ -246,7 +246,7 @@ def test_a_dead_mount_is_cleared_away(mounted: Mounted) -> None:
     (mounted.path / "f").write_bytes(b"1")
     mounted.kill9()
     assert mount_entry(mounted.path) is not None
-    with pytest.raises(OSError, match="not connected"):
+    with pytest.raises(OSError, match=r"not connected|abort|canceled"):
         os.listdir(mounted.path)
     mounted.start()
     assert (mounted.path / "f").read_bytes() == b"1"
