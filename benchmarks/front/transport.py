@@ -107,11 +107,15 @@ def engine_attributes(paths: list[str], count: int) -> Task:
     return lambda: _repeat(count, lambda number: os.getxattr(paths[number % len(paths)], "user.tierfs.key"))
 
 
-def cpu_s(mounted: Mounted) -> float:
-    """CPU seconds so far of the two processes of the mount, and of processes that have ended here."""
+def pids_of(mounted: Mounted) -> list[int]:
     status = mounted.status()
+    return [status["engine"]["pid"], status["front"]["pid"]]
+
+
+def cpu_s(pids: list[int]) -> float:
+    """CPU seconds so far of the two processes of the mount, and of processes that have ended here."""
     ticks = 0
-    for pid in (status["engine"]["pid"], status["front"]["pid"]):
+    for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -152,6 +156,7 @@ class Comparison:
 
     def __init__(self, mounts: dict[str, Mounted], calls: int, seed: int) -> None:
         self._mounts, self._calls = mounts, calls
+        self._pids = {target: pids_of(mounted) for target, mounted in mounts.items()}
         self._chance = random.Random(seed)
         self.metrics: dict[str, Metric] = {}
 
@@ -173,9 +178,9 @@ class Comparison:
                 self._chance.shuffle(targets)
                 for target, mounted in targets:
                     paths = [str(mounted.mountpoint / f"f{number}") for number in range(FILES)]
-                    before_s = cpu_s(mounted)
+                    before_s = cpu_s(self._pids[target])
                     rate = together([task_of(paths, count) for _ in range(readers)]).rate
-                    spent_s = cpu_s(mounted) - before_s
+                    spent_s = cpu_s(self._pids[target]) - before_s
                     label = f"{name}, {readers} reader{'s' if readers > 1 else ''}"
                     self._metric(label, "/s", higher=True).add(target, rate)
                     self._metric(f"  CPU, {readers} x {name}", "us each", higher=False).add(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,3 +209,20 @@ def test_without_it(parameter: Path, native_mounts: MountFactory) -> None:
         assert front["ring_requests"] == 0
     finally:
         parameter.write_text("1")
+
+
+def test_benchmark(parameter: Path, tmp_path: Path) -> None:
+    """The comparison with /dev/fuse runs to its end, and has a figure for each way."""
+    command = [sys.executable, "-m", "benchmarks.front.transport", "--rounds", "1", "--hits-rounds", "0"]
+    done = subprocess.run(
+        [*command, "--calls", "40", "--json", "--work-dir", tmp_path],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads(done.stdout)["metrics"]
+    assert set(metrics["stat, 1 reader"]["values"]) == {"io_uring", "/dev/fuse"}
+    assert all(metric["ratios"]["/dev/fuse"] for name, metric in metrics.items() if "CPU" not in name)
