@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 struct tierfs_device {
@@ -22,49 +21,12 @@ struct tierfs_device {
     int descriptor;
     atomic_bool gone;
     char *mountpoint;
-    dev_t number; /* of the file system; 0: not known */
 };
 
 struct worker {
     struct tierfs_device *device;
     unsigned number;
 };
-
-/* The text of /proc/self/mountinfo has some bytes in octal. Compares one word of it with a path. */
-static bool is_written_as(const char *word, const char *path)
-{
-    for (; *word != '\0' && *word != ' '; path++) {
-        unsigned byte = (unsigned char)*word++;
-        if (byte == '\\' && word[0] >= '0' && word[0] <= '3' && word[1] != '\0' && word[2] != '\0') {
-            byte = (unsigned)((word[0] - '0') << 6 | (word[1] - '0') << 3 | (word[2] - '0'));
-            word += 3;
-        }
-        if ((unsigned char)*path != byte)
-            return false;
-    }
-    return *path == '\0';
-}
-
-/* The device number of what is mounted at that place, on top; stat(2) would be a request to the mount. */
-static dev_t number_of_mount(const char *mountpoint)
-{
-    FILE *mounts = fopen("/proc/self/mountinfo", "re");
-    char *line = NULL;
-    size_t capacity = 0;
-    dev_t number = 0;
-
-    while (mounts != NULL && getline(&line, &capacity, mounts) > 0) {
-        unsigned major_number, minor_number;
-        int at = 0;
-        if (sscanf(line, "%*u %*u %u:%u %*s %n", &major_number, &minor_number, &at) == 2 && at > 0 &&
-            is_written_as(line + at, mountpoint))
-            number = makedev(major_number, minor_number);
-    }
-    free(line);
-    if (mounts != NULL)
-        (void)fclose(mounts);
-    return number;
-}
 
 static int answer_device(const struct tierfs_origin *origin, const void *message, size_t bytes)
 {
@@ -107,7 +69,6 @@ int tierfs_device_mount(const struct tierfs_device_links *links, const char *mou
             result = -errno;
     }
     if (result == 0) {
-        made->number = number_of_mount(mountpoint);
         *device = made;
         return 0;
     }
@@ -156,25 +117,6 @@ static void *read_requests(void *context)
     free(answer);
     note_gone(device);
     return NULL;
-}
-
-int tierfs_device_set_read_ahead(const struct tierfs_device *device, unsigned kibibytes)
-{
-    char path[80];
-    char text[16];
-    int result = 0;
-
-    if (device->number == 0)
-        return -ENOENT;
-    (void)snprintf(path, sizeof path, "/sys/class/bdi/%u:%u/read_ahead_kb", major(device->number),
-                   minor(device->number));
-    int used = snprintf(text, sizeof text, "%u", kibibytes);
-    int descriptor = open(path, O_WRONLY | O_CLOEXEC);
-    if (descriptor < 0 || write(descriptor, text, (size_t)used) < 0)
-        result = -errno;
-    if (descriptor >= 0)
-        close(descriptor);
-    return result;
 }
 
 int tierfs_device_start(struct tierfs_device *device, unsigned workers)

@@ -25,12 +25,6 @@ int tierfs_device_mount(const struct tierfs_device_links *links, const char *mou
 /* The descriptor of /dev/fuse. */
 int tierfs_device_descriptor(const struct tierfs_device *device);
 
-/*
- * How much the kernel reads ahead of a process that reads in order, and so the size of its requests. 0 or -errno:
- * /sys may be read-only. Makes no request to the mount.
- */
-int tierfs_device_set_read_ahead(const struct tierfs_device *device, unsigned kibibytes);
-
 int tierfs_device_start(struct tierfs_device *device, unsigned workers); /* 0 or -errno */
 
 /* umount2(2); 0 or -errno. */

@@ -50,7 +50,6 @@
 #define EXIT_FAILED 1
 #define TIERFS_EXIT_UPGRADE 75 /* an engine that made room for a newer one */
 #define TOUCHED_MS 500
-#define NOOPEN_READ_AHEAD_KIB 1024u
 
 struct queued_packet {
     struct queued_packet *next;
@@ -390,15 +389,10 @@ static long read_placed(void *context, const void *body, size_t body_bytes, char
     return tierfs_placed_read(front->reading, front->place_mark, body, body_bytes, out, out_capacity);
 }
 
-/* The kernel cuts what is read in order into pieces of this size: for a copy they should be large. Any thread. */
-static void read_in_large_pieces(void *context)
+static void tell_of_noopen(void *context)
 {
-    struct front *front = context;
-    int result = tierfs_device_set_read_ahead(front->device, NOOPEN_READ_AHEAD_KIB);
-
+    (void)context;
     tierfs_info("from now on the kernel opens files without asking");
-    if (result < 0)
-        tierfs_warning("the kernel's read-ahead stays small  reason=\"%s\"", strerror(-result));
 }
 
 static void make_noopen(struct front *front, const struct tierfs_view_settings *said)
@@ -411,7 +405,7 @@ static void make_noopen(struct front *front, const struct tierfs_view_settings *
     if (result < 0)
         tierfs_warning("every open is answered  reason=\"%s\"", strerror(-result));
     else
-        tierfs_noopen_on_begin(front->noopen, read_in_large_pieces, front);
+        tierfs_noopen_on_begin(front->noopen, tell_of_noopen, front);
     tierfs_relay_truncates_apart(front->relay);
 }
 
