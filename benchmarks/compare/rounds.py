@@ -89,7 +89,8 @@ class Conductor:
             except WorkFailed as error:
                 self._failed(peer, name, number, str(error))
             except (Hung, PeerFailed) as error:
-                self._failed(peer, name, number, str(error))
+                if self._time_left() > 0:  # else the end of the run cut it off, which is not its fault
+                    self._failed(peer, name, number, str(error))
                 self.out.add(peer.name)
                 peer.abandon()
                 return
