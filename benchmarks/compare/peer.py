@@ -139,6 +139,9 @@ class Peer:
             self.ask_to_unmount(limit - time.monotonic())
             if time.monotonic() > limit:
                 raise PeerFailed(f"{self.name} could not be unmounted\n{self.log_tail()}")
+        if self._foreground is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._foreground.wait(max(1.0, limit - time.monotonic()))
         if not processes.wait_until_gone(self.mark, max(1.0, limit - time.monotonic())):
             raise PeerFailed(f"{self.name} runs on after it was unmounted\n{self.log_tail()}")
         self._reap()

@@ -20,6 +20,7 @@ from pathlib import Path
 MARK = "TIERFS_COMPARE_MARK"
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 POLL_S = 0.02
+LONGEST_POLL_S = 0.3
 ENDED = ("Z", "X", "")
 
 
@@ -157,10 +158,12 @@ def resident(mark: str) -> tuple[int, int]:
 def wait_until_gone(mark: str, limit_s: float) -> bool:
     """Whether all processes with this mark have ended within the limit."""
     limit = time.monotonic() + limit_s
+    pause_s = POLL_S
     while marked(mark):
         if time.monotonic() > limit:
             return False
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_POLL_S)  # each look is one at every process of the machine
     return True
 
 
