@@ -101,7 +101,7 @@ wanted_stamp() {
 
 # Extras that were installed before stay wanted, so that demo and tests do not undo each other's work.
 merged_extras() {
-    { echo "$extras" | tr ',' '\n'; cat .venv/tierfs-extras 2>/dev/null || true; } |
+    { echo "$extras"; cat .venv/tierfs-extras 2>/dev/null || true; } | tr ',' '\n' |
         sed '/^$/d' | sort -u | paste -s -d , -
 }
 
