@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,7 +183,7 @@ async def test_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
         raise ValueError("nobody thought of this")
 
     with pytest.raises(pyfuse3.FUSEError) as caught:
-        await request(None)
+        await request(SimpleNamespace(services=SimpleNamespace(settle=lambda: None)))
     assert caught.value.errno == errno.EIO
     assert "nobody thought of this" in caplog.text  # with its stack
     assert "Traceback" in caplog.text
