@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from simpy import Environment
 
@@ -13,7 +14,7 @@ from benchmarks.lockstep import run_epoch
 from benchmarks.loops import LoopFailed
 from tierfs.plan import setups
 from tierfs.plan.loader import Pace, Training
-from tierfs.plan.measured import Check, Compared
+from tierfs.plan.measured import Check, Compared, load_check
 from tierfs.plan.node import Nothing, Read
 
 FILE_BYTES, FILES = 300_000, 7
@@ -73,3 +74,15 @@ def test_table_of_a_check_shows_errors() -> None:
     )
     assert "-10 points" in planned.table(check)
     assert planned.table(check).splitlines()[-1] == "mean error: shares 10 points, times 0 %"
+
+
+def test_what_the_package_says_of_the_model_is_what_the_model_says() -> None:
+    """Eviction, read-ahead or model have changed much? ``python -m benchmarks.planned --again --write``, or measure."""
+    check = load_check()
+    assert check is not None
+    for job in planned.JOBS:
+        figures = planned.predict(msgspec.structs.replace(job.scenario, **check.rates))
+        for one in check.compared:
+            if one.job == job.name:
+                assert figures[one.figure][1] == pytest.approx(one.predicted, rel=0.25, abs=0.05), one.figure
+    assert {one.job for one in check.compared} == {job.name for job in planned.JOBS}
