@@ -216,6 +216,14 @@ def test_the_stall_of_a_starved_job_is_what_division_says(setup: str) -> None:
     assert simulated(job, setup)[0].stall_s == pytest.approx(4.0, rel=0.12)
 
 
+def test_what_was_read_ahead_at_the_start_does_not_hide_that_a_job_is_starved() -> None:
+    """300 MiB/s are wanted and 250 MiB/s come: 0.2 s for each step in the end, whatever was in the buffers."""
+    job = changed(SMALL_JOB, gpus=16, gpus_per_node=8, workers=4, samples_per_s=300.0, epochs=1, ram_bytes=64 * GIB,
+                  dataset_bytes=1024 * GIB, shard_bytes=256 * MIB, store_read_rate=500.0 * MIB, mount_rate=LARGE)  # fmt: skip
+    assert simulated(job, setups.STORE)[0].stall_s == pytest.approx(0.2, rel=0.1)
+    assert simulated(job, setups.TIERFS)[0].stall_s == pytest.approx(0.2, rel=0.2)
+
+
 def test_the_latency_of_small_files_is_what_division_says() -> None:
     """Each of 4 loaders waits 40 ms for a file, so 100 files/s come where 200 are wanted."""
     job = changed(SMALL_JOB, layout="files", sample_bytes=64 * KIB, dataset_bytes=2 * GIB, samples_per_s=100.0,
@@ -272,6 +280,8 @@ def test_a_window_that_is_cut_to_size_says_the_same() -> None:
 
 class InstantNode:
     """Has everything at hand."""
+
+    arrived_bytes = 0
 
     def __init__(self) -> None:
         self.read_bytes = 0

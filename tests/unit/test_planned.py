@@ -23,6 +23,8 @@ FILE_BYTES, FILES = 300_000, 7
 class InstantNode:
     """Has everything at hand."""
 
+    arrived_bytes = 0
+
     def __init__(self) -> None:
         self.kept, self.visited = Nothing(), set()
 

@@ -146,5 +146,6 @@ def _epoch_with_window(
             if unit not in node.visited:
                 node.kept.read(unit, size_bytes)
     # An epoch that is shorter than a window is measured as it is, its beginning included.
-    measured = training.stalls_s[scale.warm_up_steps :] if complete else training.stalls_s
-    return sum(measured) / max(1, len(measured)) * scale.cuts
+    if complete:
+        return training.steady_stall_s(scale.warm_up_steps) * scale.cuts
+    return sum(training.stalls_s) / max(1, len(training.stalls_s)) * scale.cuts

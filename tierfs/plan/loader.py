@@ -16,6 +16,9 @@ from simpy import Environment, Event, Store
 
 from tierfs.plan.node import PIECE_BYTES, Node
 
+_STEADY = 0.02
+"""Longer by less than this part is no stall."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -46,7 +49,10 @@ class Training:
         self._pace = pace
         self._content_bytes = content_bytes
         self._queues: list[list[Store]] = []
+        self._nodes = nodes
         self.stalls_s: list[float] = []
+        self._marks: list[tuple[float, int]] = []
+        """When each step ended, and what had arrived at the nodes by then."""
         for node, order in zip(nodes, orders, strict=True):
             for _ in range(pace.gpus):
                 queues = [Store(environment, pace.prefetch_batches) for _ in range(pace.workers)]
@@ -59,6 +65,22 @@ class Training:
         steps_done = self._environment.process(self._train(steps))
         return bool(self._environment.run(until=steps_done))
 
+    def steady_stall_s(self, warm_up_steps: int) -> float:
+        """Mean stall of the steps after these, as it would be if they went on for ever.
+
+        Loaders and read-ahead fill what room they have while the first step waits, and a starved job lives on
+        that for a while. So where there are stalls and the loaders have little left, the time is counted that
+        as much takes to arrive as is consumed. A job that does not stall within the window counts as fed.
+        """
+        pace, (begin_s, before), (end_s, after) = self._pace, self._marks[warm_up_steps - 1], self._marks[-1]
+        steps = len(self._marks) - warm_up_steps
+        elapsed_s, arrived = end_s - begin_s, after - before
+        ready = sum(len(queue.items) for queues in self._queues for queue in queues)
+        room = len(self._queues) * pace.workers * pace.prefetch_batches
+        if elapsed_s > (1 + _STEADY) * steps * pace.step_s and ready < room / 2:
+            elapsed_s *= steps * pace.batch_bytes * pace.gpus * len(self._nodes) / max(1, arrived)
+        return max(0.0, elapsed_s / steps - pace.step_s)
+
     def _train(self, steps: int) -> Generator[Event, Any, bool]:
         environment, workers = self._environment, self._pace.workers
         for number in range(steps):
@@ -68,6 +90,7 @@ class Training:
                     return False
             self.stalls_s.append(environment.now - wanted_s)
             yield environment.timeout(self._pace.step_s)
+            self._marks.append((environment.now, sum(node.arrived_bytes for node in self._nodes)))
         return True
 
     def _load(

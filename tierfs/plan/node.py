@@ -46,6 +46,8 @@ class Node(Protocol):
     kept: Kept
     visited: set[Unit]
     """Units that were counted."""
+    arrived_bytes: int
+    """What came from a place or from the store so far, read or ahead of the reader."""
 
     def read(self, content: int, offset: int, length: int) -> Read: ...
 
@@ -83,6 +85,7 @@ class MountNode:
     ) -> None:
         self.kept = kept
         self.visited: set[Unit] = set()
+        self.arrived_bytes = 0
         self._environment = environment
         self._data = data
         self._fetches = fetches
@@ -102,6 +105,7 @@ class MountNode:
             now_s = self._environment.now
             arrival_s = self._routes[visit.place].arrival_s(now_s, length)
             found = Read(self._environment.timeout(arrival_s - now_s), length)
+            self.arrived_bytes += length
         else:
             found = self._read_fetched(ref, visit, offset, length)
         end = offset + found.length
@@ -177,6 +181,7 @@ class MountNode:
 
         def arrived(_: Event) -> None:
             visit.arrived |= mask
+            self.arrived_bytes += nbytes
             visit.flying.remove(flight)
 
         assert fetch.done.callbacks is not None
@@ -207,6 +212,7 @@ class StreamNode:
     ) -> None:
         self.kept = kept
         self.visited: set[Unit] = set()
+        self.arrived_bytes = 0
         self._environment = environment
         self._data = data
         self._route = route
@@ -233,6 +239,7 @@ class StreamNode:
         return Read(self._environment.timeout(wait_s) if wait_s > 0 else None, length)
 
     def _ask(self, content: int, piece: int, nbytes: int) -> float:
+        self.arrived_bytes += nbytes
         number = piece * PIECE_BYTES // EXTENT_SIZE_BYTES
         unit = (self._data.ref(content).content_id, number)
         if unit not in self._places:
