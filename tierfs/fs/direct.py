@@ -292,8 +292,8 @@ class DirectRequests:
                 request.undone()
                 self._hand_over(request.message)
             else:
+                answers.append(request.answer())  # first: it decides what the trio thread has to know
                 self._done.append(request)
-                answers.append(request.answer())
         repeats.die_if_told()
         if answers:
             self._send(answers)
