@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType
 
+import msgspec
+
 ContentId = NewType("ContentId", bytes)
 """16 bytes that name one immutable content, in the namespace and in every tier."""
 
@@ -47,8 +49,7 @@ class ObjectRef:
     version_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inode:
+class Inode(msgspec.Struct, frozen=True, gc=False):
     """One inode record. Times are nanoseconds since the epoch; ``mode`` includes the file type.
 
     ``content_id`` names the content of a regular file (``NO_CONTENT`` if it never had any).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import struct
 import subprocess
@@ -43,7 +42,7 @@ def c_layout(native_build: NativeBuild) -> list[str]:
     [
         ("tierfs_dirent", schema.DIRENT, ["ino", "seq", "type"]),
         ("tierfs_dirseq", schema.DIRSEQ, ["ino", "type"]),
-        ("tierfs_inode", schema.INODE, [field.name for field in dataclasses.fields(Inode)]),
+        ("tierfs_inode", schema.INODE, list(Inode.__struct_fields__)),
     ],
 )
 def test_layout(name: str, record: struct.Struct, fields: list[str], c_layout: list[str]) -> None:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 
-from tierfs.errors import InvalidArgument, NotFound, NotPermitted, ReadOnly
+import structlog
+import trio
+
+from tierfs.errors import InvalidArgument, NotFound, NotPermitted, ReadOnly, TierfsError
 from tierfs.fs import repeats
 from tierfs.fs.services import Caller, Services
 from tierfs.namespace import tree
@@ -17,10 +21,13 @@ from tierfs.namespace.rename import RenameResult
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import NO_CONTENT, ROOT_INO, Inode, new_content_id
 
+log = structlog.get_logger(__name__)
+
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 RESERVED_NAME = b".tierfs"
 DIRECTORY_PAGE = 256
+FORGET_BATCH = 256
 
 
 class Names:
@@ -30,6 +37,9 @@ class Names:
         self._services = services
         self._db = services.db
         self._refresher = services.refresher
+        self._forgotten: list[int] = []
+        """Inodes that nobody can reach, to be reaped."""
+        self._is_reaping = False
 
     async def lookup(self, parent: int, name: bytes) -> Inode:
         """The inode of that name. Raises ``NotFound``, or ``StoreError`` if nobody can say."""
@@ -214,15 +224,43 @@ class Names:
             parent = tree.get(txn, names[0][0]) if names else here
         return here, parent
 
-    async def forget(self, ino: int) -> None:
-        """The kernel dropped the inode: if it has no name either, nothing can reach it any more."""
-        if ino not in self._services.orphans or self._services.contents.peek(ino) is not None:
+    async def forget(self, inos: Iterable[int]) -> None:
+        """The kernel dropped these inodes: if they have no name either, nothing can reach them any more.
+
+        Nobody waits for that, so one call at a time does the work, for all that have gathered meanwhile.
+        """
+        services = self._services
+        for ino in inos:
+            if ino in services.orphans and services.contents.peek(ino) is None:
+                services.orphans.discard(ino)
+                self._forgotten.append(ino)
+        if self._is_reaping:
             return
-        self._services.orphans.discard(ino)
-        inode = await self._db.commit(lambda txn: tree.reap(txn, ino), hurried=False)
-        if inode is not None and self._services.lend is not None:
-            await self._services.contents.drop_unlinked(inode)
+        self._is_reaping = True
+        try:
+            while self._forgotten:
+                await self._reap_forgotten()
+        finally:
+            self._is_reaping = False
+
+    async def _reap_forgotten(self) -> None:
+        batch, self._forgotten = self._forgotten[:FORGET_BATCH], self._forgotten[FORGET_BATCH:]
+
+        def reap(txn: WriteTransaction) -> list[Inode]:
+            return [inode for ino in batch if (inode := tree.reap(txn, ino)) is not None]
+
+        inodes = await self._db.commit(reap, hurried=False)
+        if self._services.lend is not None:
+            async with trio.open_nursery() as nursery:
+                for inode in inodes:
+                    nursery.start_soon(self._drop, inode)
         self._services.publisher.note_deletion()
+
+    async def _drop(self, inode: Inode) -> None:
+        try:
+            await self._services.contents.drop_unlinked(inode)
+        except TierfsError as error:
+            log.warning("bytes without a name were not dropped", ino=inode.ino, reason=str(error))
 
     def check_writable(self, parent: int, name: bytes) -> None:
         """Raises ``ReadOnly``, ``NotPermitted``."""

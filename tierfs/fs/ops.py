@@ -149,11 +149,10 @@ class TierfsOperations(pyfuse3.Operations):
         self._services.settle()
         if not self._services.orphans:
             return
-        for ino, _ in inode_list:
-            try:
-                await self._names.forget(ino)
-            except Exception:
-                log.exception("unexpected exception", request="forget")
+        try:
+            await self._names.forget([ino for ino, _ in inode_list])
+        except Exception:
+            log.exception("unexpected exception", request="forget")
 
     # directories
 

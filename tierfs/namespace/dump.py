@@ -14,7 +14,6 @@ import base64
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -115,7 +114,7 @@ def load_lines(db: Database, lines: Iterable[str]) -> int:
 
 
 def _inode_line(txn: ReadTransaction, inode: Inode) -> dict[str, Any]:
-    line = asdict(inode)
+    line = msgspec.structs.asdict(inode)
     line["content_id"] = inode.content_id.hex()
     names = []
     for parent, name in records.names_of(txn, inode.ino):
@@ -165,7 +164,7 @@ def _load_parsed(txn: WriteTransaction, lines: list[dict[str, Any]], first: int)
 
 def _load_inode(txn: WriteTransaction, line: dict[str, Any]) -> None:
     inode = Inode(
-        **{field: line[field] for field in Inode.__dataclass_fields__ if field != "content_id"},
+        **{field: line[field] for field in Inode.__struct_fields__ if field != "content_id"},
         content_id=ContentId(bytes.fromhex(line["content_id"])),
     )
     tables = txn.tables

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tierfs.namespace import publish, records, schema
 from tierfs.namespace.names import drop_name
@@ -197,7 +197,7 @@ def note_marker(
         directory = records.find_inode(txn, directory_ino)
         if directory is not None:
             # Others removed the marker: from now on the bucket says whether the directory exists.
-            schema.put_inode(txn, replace(directory, flags=directory.flags | schema.DIR_SEEN))
+            schema.put_inode(txn, schema.replace_inode(directory, flags=directory.flags | schema.DIR_SEEN))
 
 
 # -- shared with ``subtree`` and ``point`` -----------------------------------------------------------------
@@ -225,7 +225,7 @@ def is_removable(txn: ReadTransaction, inode: Inode, key: str, listing: Listing)
 def keep(txn: WriteTransaction, inode: Inode, listing: Listing) -> None:
     """The local state stands although the bucket does not show it."""
     if inode.valid_until_ns < listing.valid_until_ns:
-        schema.put_inode(txn, replace(inode, valid_until_ns=listing.valid_until_ns))
+        schema.put_inode(txn, schema.replace_inode(inode, valid_until_ns=listing.valid_until_ns))
 
 
 def forget_name(
@@ -251,7 +251,7 @@ def lose_name(txn: WriteTransaction, inode: Inode, key: str, listing: Listing) -
     """One name less, with the object at ``key`` gone or somebody else's now; the rest stays as it is."""
     if inode.nlink > 1 and not inode.is_dir:
         publish.disown(txn, inode.ino, key)
-        schema.put_inode(txn, replace(inode, nlink=inode.nlink - 1, ctime_ns=listing.now_ns))
+        schema.put_inode(txn, schema.replace_inode(inode, nlink=inode.nlink - 1, ctime_ns=listing.now_ns))
         return
     # An orphan keeps its row for open readers, but owns no key: then nothing is doomed.
     row = publish.object_of(txn, inode.ino)
@@ -358,7 +358,7 @@ def _apply_directory(
         flags = known.flags | schema.IN_STORE | (0 if known.flags & schema.DIR_LOCAL else schema.DIR_SEEN)
         valid_until_ns = max(known.valid_until_ns, listing.valid_until_ns)
         if flags != known.flags or valid_until_ns != known.valid_until_ns:
-            schema.put_inode(txn, replace(known, flags=flags, valid_until_ns=valid_until_ns))
+            schema.put_inode(txn, schema.replace_inode(known, flags=flags, valid_until_ns=valid_until_ns))
         return 0
     key = key_in(prefix, name, False)
     if known.valid_until_ns == FOREVER_NS or not is_removable(txn, known, key, listing):
@@ -410,7 +410,7 @@ def _apply_file(
         return
     if row is not None and (info.key, info.etag) in row.all_keys() and row.size_bytes == info.size_bytes:
         if known.valid_until_ns < listing.valid_until_ns or known.valid_until_ns == FOREVER_NS:
-            schema.put_inode(txn, replace(known, valid_until_ns=listing.valid_until_ns))
+            schema.put_inode(txn, schema.replace_inode(known, valid_until_ns=listing.valid_until_ns))
         return
     new = new_inode(txn, info, listing, like=known)
     replace_file(txn, parent_ino, name, seq, known, new, row_of(info, listing), listing, changes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 
 from tierfs.namespace import publish, records, schema
 from tierfs.namespace.listing import (
@@ -120,7 +119,7 @@ def _become_special(
         return
     new = _with_attributes(new_inode(txn, info, listing), attributes, kind)
     size_bytes = len(target) if target is not None and kind == stat.S_IFLNK else 0
-    new = replace(new, content_id=NO_CONTENT, size_bytes=size_bytes)
+    new = schema.replace_inode(new, content_id=NO_CONTENT, size_bytes=size_bytes)
     replace_file(txn, parent_ino, name, seq, old, new, row_of(info, listing), listing, changes)
     if kind == stat.S_IFLNK and target is not None:
         txn.put(pack_u64(new.ino), target, db=txn.tables.symlink)

@@ -63,7 +63,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import replace
 
 import msgspec
 
@@ -269,4 +268,4 @@ def put_inode(txn: WriteTransaction, inode: Inode) -> None:
 
 def replace_inode(inode: Inode, **changes: object) -> Inode:
     """A copy of ``inode`` with some fields changed."""
-    return replace(inode, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(inode, **changes)

@@ -65,8 +65,10 @@ class Deletions:
     def note(self, delay_s: float) -> None:
         """There may be something to delete, not before ``delay_s``."""
         self._held = 0  # the next pass says anew
-        self._wake_at = min(self._wake_at, trio.current_time() + delay_s)
-        self._event.set()
+        wake_at = trio.current_time() + delay_s
+        if wake_at < self._wake_at:
+            self._wake_at = wake_at
+            self._event.set()
 
     def pending(self) -> int:
         """Rows that still wait, but for those that wait for a reader."""

@@ -38,6 +38,10 @@ RETRY_SOON_S = 0.2
 RESCAN_S = 10.0
 BLOCKED_ATTEMPTS = 50
 SCAN_BATCH = 1000
+BURST_WINDOW_S = 0.25
+BURST_PER_S = 600
+"""Announcements; making and closing one file are two of them."""
+BURST_DELAY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,28 @@ class Failure:
     path: str
     message: str
     attempts: int
+
+
+class Burst:
+    """Tells whether changes come so fast that uploads had better wait until that is over.
+
+    An upload costs several times what making a small file costs, of the same processors; and many a file that
+    is made in a burst does not live for long.
+    """
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._count = 0
+        self._until = 0.0
+
+    def delay_s(self, now: float) -> float:
+        """A change is announced at ``now``; how much longer than usual its upload had better wait."""
+        self._count += 1
+        if now - self._since >= BURST_WINDOW_S:
+            if self._count > BURST_PER_S * (now - self._since):
+                self._until = now + 2 * BURST_WINDOW_S
+            self._since, self._count = now, 0
+        return BURST_DELAY_S if now < self._until else 0.0
 
 
 class Publisher:
@@ -77,20 +103,25 @@ class Publisher:
         self._blocked_attempts: dict[int, int] = {}
         self._make_way: set[int] = set()
         self._wake = trio.Event()
+        self._looks_at = float("inf")
+        """When ``_dispatch`` looks at ``_due`` next, if nothing wakes it up before."""
         self._progress = trio.Event()
+        self._burst = Burst()
         self.failures: dict[int, Failure] = {}
         self.published_count = 0
 
     def note(self, ino: int, delay_s: float | None = None) -> None:
         """``ino`` may have to be published, not before ``delay_s`` (default: the upload delay)."""
-        delay = self._settings.upload_delay_s if delay_s is None else delay_s
-        at = trio.current_time() + delay
+        now = trio.current_time()
+        delay = self._settings.upload_delay_s + self._burst.delay_s(now) if delay_s is None else delay_s
+        at = now + delay
         known = self._due_at.get(ino)
         if known is not None and (known <= at if delay_s is not None else False):
             return
         self._due_at[ino] = at
         heapq.heappush(self._due, (at, ino))
-        self._wake.set()
+        if at < self._looks_at:
+            self._wake.set()
 
     def note_now(self, ino: int) -> None:
         """``ino`` has to be published soon: somebody waits for it."""
@@ -110,12 +141,15 @@ class Publisher:
             await self._dispatch(nursery)
 
     async def _dispatch(self, nursery: trio.Nursery) -> None:
+        rescan_at = trio.current_time() + RESCAN_S
         while True:
             self._wake = trio.Event()
-            pause = self._start_due(nursery)
-            with trio.move_on_after(min(pause, RESCAN_S)) as scope:
+            pause = min(self._start_due(nursery), RESCAN_S)
+            self._looks_at = trio.current_time() + pause
+            with trio.move_on_after(pause):
                 await self._wake.wait()
-            if scope.cancelled_caught:
+            if trio.current_time() >= rescan_at:
+                rescan_at = trio.current_time() + RESCAN_S
                 self._note_forgotten()
 
     def _start_due(self, nursery: trio.Nursery) -> float:
