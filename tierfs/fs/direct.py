@@ -356,7 +356,12 @@ class DirectRequests:
 
     def name_removed(self, inode: Inode) -> None:
         """Part of ``settle``."""
-        if self._names.note_removed(inode) and self._nursery is not None:
+        content = self.services.contents.peek(inode.ino)
+        if content is not None and inode.is_regular and not inode.nlink:
+            # At once: whoever has it open may be through with it before a task has begun.
+            content.unlinked = True
+            self._names.note_removed(inode)
+        elif self._names.note_removed(inode) and self._nursery is not None:
             self._nursery.start_soon(self._drop, inode)
 
     async def _drop(self, inode: Inode) -> None:

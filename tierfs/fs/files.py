@@ -61,6 +61,9 @@ class Files:
         if is_write(flags) and self._services.settings.read_only:
             raise ReadOnly("mounted read-only")
         content = await self._contents.acquire(ino)
+        if not inode.nlink and content.local and content.staging is None and content.size_bytes:
+            await self._contents.release(content)
+            raise StaleContent(f"inode {ino} has lost its name and its bytes since it was looked up")
         number = self._add(content, flags, caller)
         handle = self._services.handles.file(number)
         try:
