@@ -362,3 +362,16 @@ async def test_an_open_file_is_read_on_after_it_was_replaced(tmp_path: Path) -> 
         await drained(engine)
         kept = [path for path in (engine.bucket / ".tierfs").rglob("*") if path.is_file()]
         assert [path.name for path in kept] == ["lock"]
+
+
+async def test_a_new_file_that_was_found_before_it_was_taken_in(tmp_path: Path) -> None:
+    """The commit thread makes files for a native front; the namespace shows them before this thread is told."""
+    async with running_engine(settings_for(tmp_path), publishing=False) as engine:
+        contents = engine.parts.contents
+        inode = await engine.names.create(ROOT_INO, b"a", 0o100644, ROOT_CALLER)
+        found = await contents.acquire(inode.ino)
+        assert contents.acquire_new(inode) is found
+        assert found.users == 2
+        await contents.release(found)
+        await contents.release(found)
+        assert contents.peek(inode.ino) is None

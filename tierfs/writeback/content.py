@@ -161,9 +161,14 @@ class ContentTable:
         return content
 
     def acquire_new(self, inode: Inode) -> FileContent:
-        """``acquire`` for a regular file that has just been made: empty, and nobody has had it open yet."""
-        content = self._contents[inode.ino] = _content_of(inode, None)
-        content.users = 1
+        """``acquire`` for a regular file that has just been made: empty.
+
+        Whoever looks through the namespace may have found it before, between the commit and this call.
+        """
+        content = self._contents.get(inode.ino)
+        if content is None:
+            content = self._contents[inode.ino] = _content_of(inode, None)
+        content.users += 1
         return content
 
     @asynccontextmanager
@@ -189,8 +194,8 @@ class ContentTable:
                 # The file on disk is the truth: the record is only written at flush, fsync and close.
                 content.size_bytes = content.staging.size_bytes
                 content.unsaved = True
-            self._contents[ino] = content
-            return content
+            # Not ours if ``acquire_new`` was called meanwhile.
+            return self._contents.setdefault(ino, content)
 
     @contextmanager
     def _changing_now(self, ino: int) -> Iterator[None]:
