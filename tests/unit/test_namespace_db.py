@@ -139,8 +139,10 @@ class Puts:
         self.groups: list[list[Change[Any]]] = []
         self.finished = threading.Event()
         self.left = len(changes)
+        self.takes = 0
 
     def take(self) -> list[Put]:
+        self.takes += 1
         try:
             return [self.changes[number] for number in self.near.recv(100)]
         except OSError:
@@ -192,6 +194,16 @@ async def test_the_end_of_a_source_ends_nothing_else(ns: Namespace) -> None:
     assert await ns.db.commit(put(b"later", b"b")) == b"later"
     assert value_of(ns.db, b"b") == b"later"
     puts.close()
+
+
+async def test_a_source_that_has_ended_keeps_nobody_awake(ns: Namespace) -> None:
+    puts = await serve(ns, [Put(b"a", b"1")], [b"\0"])
+    puts.far.close()
+    before = puts.takes
+    for number in range(20):
+        await ns.db.commit(put(b"later", b"b%d" % number))
+    assert puts.takes - before < 100  # twice for a commit, and not all the time
+    puts.near.close()
 
 
 async def test_what_is_not_hurried_shares_the_next_transaction_in_its_place(ns: Namespace) -> None:

@@ -340,7 +340,7 @@ class Database:
         while True:
             if source is None and self._source is not None:
                 source = self._source
-                poller.register(source.descriptor, select.POLLIN)
+                poller.register(source.descriptor, select.POLLIN | select.POLLRDHUP)
             taken = source.take() if source is not None else ()
             if not (taken or waiting or self._hurry):
                 if self._queue:
@@ -369,7 +369,8 @@ class Database:
                 if descriptor == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
-                elif not events & select.POLLIN:
+                elif events & ~select.POLLIN:
+                    # The other end is closed: what is left is taken without being woken for it.
                     poller.unregister(descriptor)
         self._sleeps = _AWAKE
 

@@ -229,7 +229,8 @@ int32_t tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino, boo
     return id;
 }
 
-int tierfs_backing_list_passed(struct tierfs_backing *backing, struct tierfs_passed_file **files, size_t *count)
+int tierfs_backing_list_passed(struct tierfs_backing *backing, struct tierfs_passed_file **files,
+                               size_t *count)
 {
     size_t capacity = 0;
 

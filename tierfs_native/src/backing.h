@@ -48,7 +48,8 @@ void tierfs_backing_open_failed(struct tierfs_backing *backing, uint64_t ino, bo
 int32_t tierfs_backing_created(struct tierfs_backing *backing, uint64_t ino, bool wanted);
 
 /* Which inodes are passed through to which files, to be freed. 0 or -ENOMEM. */
-int tierfs_backing_list_passed(struct tierfs_backing *backing, struct tierfs_passed_file **files, size_t *count);
+int tierfs_backing_list_passed(struct tierfs_backing *backing, struct tierfs_passed_file **files,
+                               size_t *count);
 
 /* While ino is passed through, each close(2) of it is a matter of the engine. */
 void tierfs_backing_tell_close(struct tierfs_backing *backing, uint64_t ino);

@@ -35,7 +35,8 @@ enum tierfs_message {
     TIERFS_BACKING = 21, /* value: inode; one descriptor: the file that holds all its bytes */
     TIERFS_COUNT = 22,
     TIERFS_VIEW = 23, /* before MOUNT; body: struct tierfs_view_settings: the front may look names up */
-    TIERFS_HOLD = 25, /* value: 1: the engine decides when who writes to a passed-through file goes on; 0: nobody waits */
+    TIERFS_HOLD =
+        25, /* value: 1: the engine decides when who writes to a passed-through file goes on; 0: nobody waits */
     TIERFS_EXTRA_REPLY = 24, /* value: unique; body: int32_t 0 or -errno, then the body of the answer */
 };
 
