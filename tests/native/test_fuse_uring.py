@@ -211,11 +211,11 @@ def test_without_it(parameter: Path, native_mounts: MountFactory) -> None:
         parameter.write_text("1")
 
 
-def test_benchmark(parameter: Path, tmp_path: Path) -> None:
+def test_benchmark(parameter: Path, base_dir: Path) -> None:
     """The comparison with /dev/fuse runs to its end, and has a figure for each way."""
     command = [sys.executable, "-m", "benchmarks.front.transport", "--rounds", "1", "--hits-rounds", "0"]
     done = subprocess.run(
-        [*command, "--calls", "40", "--json", "--work-dir", tmp_path],
+        [*command, "--calls", "40", "--json", "--work-dir", base_dir],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -83,7 +83,9 @@ class Reader:
         return None
 
     async def bring(self, ref: ObjectRef, offset_bytes: int, end_bytes: int) -> None:
-        """Wait until what no tier has of a range has been fetched. See ``Cache.read`` for errors."""
+        """Wait until what no tier has of a range has been fetched, if a tier takes it. See ``Cache.read``."""
+        if not self._placement.accepts(end_bytes - offset_bytes):
+            return  # it would be fetched once more to be read
         for segment in self._locate(ref, offset_bytes, end_bytes):
             if isinstance(segment.source, Fetch):
                 await segment.source.wait()

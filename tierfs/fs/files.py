@@ -22,7 +22,7 @@ from tierfs.fs.services import Caller, Services
 from tierfs.namespace import tree
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
-from tierfs.writeback.content import FileContent
+from tierfs.writeback.content import FileContent, check_size
 
 log = structlog.get_logger(__name__)
 
@@ -273,6 +273,8 @@ class Files:
         handle = self._services.handles.file(number)
         if handle.passed_through and handle.can_write:
             await self._contents.pull(handle.content, always=True)
+            self._contents.notice_direct_writes(handle.content)
+            check_size(handle.content.size_bytes)  # nobody could refuse the write itself
         if handle.passed_through and handle.can_write and handle.uid != 0:
             await self._drop_privileges_late(handle.content)
         if not handle.can_write or not self._services.settings.write_through:
@@ -294,6 +296,8 @@ class Files:
         handle = self._services.handles.file(number)
         content = handle.content
         await self._contents.pull(content, always=content.writers > 0)
+        self._contents.notice_direct_writes(content)
+        check_size(content.size_bytes)
         if content.staging is not None:
             await content.staging.sync()
         await self._contents.save(content, durable=True)

@@ -180,6 +180,8 @@ class Engine:
         scope.cancel()
 
     async def _widen_read_ahead(self) -> None:
+        if not self._settings.tiers:
+            return  # what the kernel reads around a page fault, and nobody keeps, comes from the store again
         size_bytes = min(self._settings.read_ahead_bytes, KERNEL_READ_AHEAD_BYTES)
         for pause_s in READ_AHEAD_PAUSES_S if size_bytes else ():
             await trio.sleep(pause_s)

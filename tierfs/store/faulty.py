@@ -143,6 +143,7 @@ class FileFaults(Faults):
         self._clock = clock
         self._next_check = 0.0
         self._seen: tuple[int, int, int] | None = None
+        self._reloading = threading.Lock()
 
     def choose(self, operation: str, key: str) -> list[Rule]:
         self._reload()
@@ -153,10 +154,13 @@ class FileFaults(Faults):
         return super().is_in_force(rule)
 
     def _reload(self) -> None:
-        with self._lock:
-            if self._clock() < self._next_check:
-                return
-            self._next_check = self._clock() + _FILE_CHECK_S
+        # Whoever comes while somebody reads waits for what that brings: it may be older than their request.
+        with self._reloading:
+            if self._clock() >= self._next_check:
+                self._next_check = self._clock() + _FILE_CHECK_S
+                self._read()
+
+    def _read(self) -> None:
         try:
             status = os.stat(self._path)
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)

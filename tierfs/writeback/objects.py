@@ -30,7 +30,7 @@ from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import UNCONDITIONAL, Condition, ObjectStore
 from tierfs.types import ContentId, Inode, ObjectInfo, ObjectRef
 from tierfs.writeback.claims import KeyClaims
-from tierfs.writeback.content import ContentTable, FileContent
+from tierfs.writeback.content import ContentTable, FileContent, check_size
 from tierfs.writeback.in_flight import NotYet
 from tierfs.writeback.upload import Uploader
 
@@ -143,6 +143,7 @@ class ObjectWriter:
         size = staging.size_bytes if staging is not None else 0
         if staging is None and content.size_bytes:
             raise TierFailed(f"{keys[0]}: its {content.size_bytes} bytes are not here any more")
+        check_size(size)
         state = self._state(content.ino, keys)
         inode = self._contents.overlay(state.inode)
 
