@@ -149,7 +149,7 @@ class Cache:
         return self._reader.place(ref, offset_bytes, end) if end > offset_bytes else None
 
     async def bring(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> None:
-        """Wait until those bytes have been fetched, unless no tier takes them; raises what ``read`` raises."""
+        """Wait until those bytes have been fetched, unless no tier takes them. Raises as ``read`` does."""
         await self._reader.bring(ref, offset_bytes, min(offset_bytes + length_bytes, ref.size_bytes))
 
     async def prefetch(self, ref: ObjectRef, offset_bytes: int, length_bytes: int) -> int:
