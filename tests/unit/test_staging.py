@@ -878,3 +878,27 @@ def test_a_sidecar_says_what_was_written(tmp_path):
     Path(path).write_bytes(whole[:10])
     with pytest.raises(sidecar.BadSidecar):
         sidecar.Sidecar.open(path)
+
+
+WRITERS_COME_AND_GO = """
+import os, sys, threading
+from tierfs.cache import device
+path, ends = sys.argv[1], threading.Event()
+def write():
+    while not ends.is_set():
+        os.close(os.open(path, os.O_WRONLY))
+writers = [threading.Thread(target=write) for _ in range(2)]
+for writer in writers:
+    writer.start()
+found = {device.close_and_look_for_writers(None, path) for _ in range(3000)}
+ends.set()
+for writer in writers:
+    writer.join()
+assert True in found and device.close_and_look_for_writers(None, path) is False
+"""
+
+
+def test_looking_for_writers_survives_those_that_come_in_that_moment(tmp_path):
+    (tmp_path / "f").touch()
+    command = [sys.executable, "-c", WRITERS_COME_AND_GO, str(tmp_path / "f")]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0

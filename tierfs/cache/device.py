@@ -19,6 +19,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
 import stat
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -245,12 +246,15 @@ def open_to_lend(path: str) -> int:
 def close_and_look_for_writers(fd: int | None, path: str) -> bool:
     """Close ``fd``; then whether the file is open for writing in this process or any other, or the kernel.
 
-    A read lease is only granted while it is not. Source: fcntl(2), F_SETLEASE.
+    A read lease is only granted while it is not. Source: fcntl(2), F_SETLEASE. Whoever opens the file for
+    writing in the moment that we have it breaks it, which the kernel tells by a signal: one that is ignored,
+    instead of SIGIO, which ends the process.
     """
     if fd is not None:
         os.close(fd)
     fd = open_to_lend(path)
     try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
