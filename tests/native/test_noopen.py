@@ -13,13 +13,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.front import engine_pid, kill_engine
-from tests.support.mount import Mounted, MountFactory, mount_entry, wait_until
+from tests.support.mount import Mounted, MountFactory, mount_entry, opened, wait_until
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -53,15 +52,6 @@ def read_only(factory: MountFactory, mode: str, *options: str, contents: dict[st
         assert (mounted.path / name).read_bytes() == data
     time.sleep(RECORDED_S)
     return mounted
-
-
-@contextlib.contextmanager
-def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    descriptor = os.open(path, flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def out_of_kernel_cache(descriptor: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.front import kill_engine, recovery_s
-from tests.support.mount import Mounted, MountFactory, wait_until
+from tests.support.mount import Mounted, MountFactory, opened, wait_until
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -48,15 +48,6 @@ def in_tier(mounted: Mounted, name: str, data: bytes) -> Path:
     assert path.read_bytes() == data
     time.sleep(RECORDED_S)
     return path
-
-
-@contextlib.contextmanager
-def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    descriptor = os.open(path, flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def in_store(mounted: Mounted, name: str) -> bytes:

@@ -15,13 +15,12 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.front import kill_engine
-from tests.support.mount import Mounted, MountFactory, wait_until
+from tests.support.mount import Mounted, MountFactory, opened, wait_until
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -43,15 +42,6 @@ def check_page(number: int, data: bytes) -> None:
     assert len(data) == PAGE, f"page {number} has {len(data)} bytes"
     assert zlib.crc32(body) == checksum, f"page {number} is torn: {data[:16]!r}"
     assert struct.unpack_from("<I", body)[0] == number, f"page {number} is another one"
-
-
-@contextlib.contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def hammer(path: Path, seed: int, until: float) -> int:

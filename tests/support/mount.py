@@ -424,6 +424,16 @@ class MountFactory:
             raise failures[0]
 
 
+@contextlib.contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor of the file, closed in the end."""
+    descriptor = os.open(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def run_cli(
     *arguments: str, environment: Mapping[str, str] | None = None, timeout_s: float = 120.0
 ) -> subprocess.CompletedProcess[str]:

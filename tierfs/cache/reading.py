@@ -66,10 +66,14 @@ class Reader:
         for tier in self._tiers:
             data = tier.read_nowait(ref.content_id, offset_bytes, end_bytes)
             if data is not None:
-                if tier is not self._tiers[0]:
-                    self._placement.offer(ref, offset_bytes // EXTENT_SIZE_BYTES, tier)
+                self._offer(ref, offset_bytes, tier)
                 return data
         return self._fetcher.transit.read(ref.content_id, offset_bytes, end_bytes)
+
+    def _offer(self, ref: ObjectRef, offset_bytes: int, tier: Tier) -> None:
+        """Bytes from there on were read from ``tier``: a faster one, if there is one, may want the extent."""
+        if tier is not self._tiers[0]:
+            self._placement.offer(ref, offset_bytes // EXTENT_SIZE_BYTES, tier)
 
     def place(self, ref: ObjectRef, offset_bytes: int, end_bytes: int) -> Place | None:
         """Where a range of whole blocks lies, if all of it is in one file; counts as read from there."""
@@ -77,8 +81,7 @@ class Reader:
             sums = tier.sums_of(ref.content_id, offset_bytes, end_bytes)
             if sums is not None:
                 tier.count_hit(ref.content_id, offset_bytes, end_bytes)
-                if number:
-                    self._placement.offer(ref, offset_bytes // EXTENT_SIZE_BYTES, tier)
+                self._offer(ref, offset_bytes, tier)
                 return Place(number, ref.content_id, offset_bytes, end_bytes - offset_bytes, sums)
         return None
 
@@ -114,8 +117,7 @@ class Reader:
         else:
             data = await source.read_blocks(ref.content_id, segment.start, segment.stop)
             if data is not None:
-                if source is not self._tiers[0]:
-                    self._placement.offer(ref, segment.start // EXTENT_SIZE_BYTES, source)
+                self._offer(ref, segment.start, source)
                 return data
         # Not in the page cache, evicted, damaged, or the tier fails: look again, in the end without any tier.
         again = self._locate(ref, segment.start, segment.stop, skip_tiers=attempt >= _ATTEMPTS)
