@@ -417,9 +417,9 @@ class Cache:
         """A spare has become the dirty content of an inode. It had that mtime when it was empty."""
         return self._area.adopt(content_id, mtime_ns)
 
-    async def make_spares(self) -> None:
-        """A task, for a front that can pass writes through: until cancelled."""
-        await self._area.spares.run()
+    async def make_spares(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """A task, for a front that can pass writes through: until cancelled. Started: some are there."""
+        await self._area.spares.run(task_status)
 
     def look_at_spares(self) -> None:
         """Dirty contents have grown."""

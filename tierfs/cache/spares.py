@@ -10,6 +10,7 @@ was given away is found after a crash; the others belong to no inode, and are re
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -63,18 +64,23 @@ class Spares:
         if len(self._ready) < _KEPT // 2:
             self._wanted.set()
 
-    async def run(self) -> None:
-        """Make them, until cancelled."""
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Make them, until cancelled. Started: the first file that is created can have one."""
+        self.look()
+        await self._refill()
+        task_status.started()
         while True:
+            await trio.sleep(_PAUSE_S)
             self.look()
             await self._wanted.wait()
             self._wanted = trio.Event()
-            if self._usable and len(self._ready) < _KEPT // 2:
-                try:
-                    self._ready += await self._dirty.call(_make, self._dirty, _KEPT - len(self._ready))
-                except CacheError:
-                    pass  # the tier's health knows; creates do without
-            await trio.sleep(_PAUSE_S)
+            await self._refill()
+
+    async def _refill(self) -> None:
+        if not self._usable or len(self._ready) >= _KEPT // 2:
+            return
+        with contextlib.suppress(CacheError):  # the tier's health knows; creates do without
+            self._ready += await self._dirty.call(_make, self._dirty, _KEPT - len(self._ready))
 
     def close(self) -> None:
         """The last call: what nobody has taken goes."""

@@ -137,7 +137,7 @@ class Engine:
                 )
                 parts.services.hold_write = writes.wait_for_room
                 nursery.start_soon(writes.run)
-                nursery.start_soon(parts.cache.make_spares)
+                await nursery.start(parts.cache.make_spares)
                 front.extra = ExtraRequests(parts.services)
                 nursery.start_soon(front.extra.run, front.answer_extra)
                 names = direct.listen(
