@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import loops
+from benchmarks.budget import SERVER, Budget, spending
 from benchmarks.loops import drop_page_cache, together
 from benchmarks.mounted import Mounted, fresh_mount
 from benchmarks.samples import Metric
@@ -77,6 +78,8 @@ class Plan:
             for number in (1, READERS)
         ]
         self.memory_goal_bytes = 0
+        self.budgets = {name: Budget(name, unit) for name, unit in ((STREAM, "MiB"), (MANY_SMALL, "file"))}
+        self._daemons: dict[str, int] = {}
         self._by_name: dict[str, Metric] = {}
 
     def metric(self, name: str, unit: str, *, higher_is_better: bool = True) -> Metric:
@@ -118,6 +121,10 @@ class Plan:
         tier_bytes = self.scale.large_bytes + 2 * self.scale.shards * self.scale.shard_bytes + 512 * MIB
         with fresh_mount(self.source.url, self.mountpoint, self.work_dir, tier_bytes=tier_bytes) as mount:
             self.notes["mount command"] = shlex.join(mount.arguments)
+            status = mount.status()
+            self._daemons = {"engine": int(status["engine"]["pid"])}
+            if status["front"]["kind"] == "native":
+                self._daemons["front"] = int(status["front"]["pid"])
             backwards = bool(number % 2)
             self._cold_sequential(backwards)
             self._compare(number)
@@ -135,7 +142,8 @@ class Plan:
         plain = str(self.plain_dir / "large.bin")
 
         def by_mount() -> None:
-            rate = together([loops.read_files([str(self.mountpoint / "large.bin")])]).rate / MIB
+            reader = loops.read_files([str(self.mountpoint / "large.bin")])
+            rate = self._run(STREAM, MOUNT, [reader], size / MIB).rate / MIB
             whole.add(MOUNT, rate)
             parallel.add(MOUNT, rate)
 
@@ -144,10 +152,21 @@ class Plan:
             whole.add(PLAIN, together([loops.read_files([plain])]).rate / MIB)
             whole.add(DIRECT, together([self.source.direct(ranges)]).rate / MIB)
             shares = [ranges[first::PARALLEL_GETS] for first in range(min(PARALLEL_GETS, len(ranges)))]
-            parallel.add(DIRECT, together([self.source.direct(share) for share in shares]).rate / MIB)
+            gets = [self.source.direct(share) for share in shares]
+            parallel.add(DIRECT, self._run(STREAM, DIRECT, gets, size / MIB).rate / MIB)
             parallel.add(CLIENT, together([client(self.source, ranges, PARALLEL_GETS)]).rate / MIB)
 
         in_order([by_others, by_mount], backwards)
+
+    def _run(self, line: str, target: str, tasks: Sequence[loops.Task], amount: float) -> loops.Outcome:
+        """Like ``together``; notes what it costs, if that line has a budget."""
+        budget, server = self.budgets.get(line), self.source.server_pid
+        if budget is None or server is None:
+            return together(tasks)
+        with spending({SERVER: server, **(self._daemons if target == MOUNT else {})}) as spent:
+            outcome = together(tasks)
+        budget.add(target, spent, amount, amount / outcome.seconds)
+        return outcome
 
     def _compare(self, seed: int) -> None:
         """Fast and wrong does not count: samples of the mount against the plain directory."""
@@ -176,24 +195,25 @@ class Plan:
         in_order([by_plain, by_mount], backwards)
 
     def _cold_small(self, sizes: dict[str, int], readers: int, backwards: bool, seed: int) -> None:
-        metric = self.metric(MANY_SMALL if readers == READERS else "cold small files, 1 reader", "files/s")
+        name = MANY_SMALL if readers == READERS else "cold small files, 1 reader"
+        metric = self.metric(name, "files/s")
         keys = random.Random(seed).sample(sorted(sizes), len(sizes))
         shares = [keys[first::readers] for first in range(readers)]
         ranges: list[list[Range]] = [[(key, 0, sizes[key]) for key in share] for share in shares]
 
-        def rate(tasks: Sequence[loops.Task]) -> float:
-            return len(keys) / together(tasks).seconds
+        def rate(target: str, tasks: Sequence[loops.Task]) -> float:
+            return len(keys) / self._run(name, target, tasks, len(keys)).seconds
 
         def by_mount() -> None:
             os.listdir(self.mountpoint / Path(keys[0]).parent)
-            metric.add(MOUNT, rate([read_all(self.mountpoint, share) for share in shares]))
+            metric.add(MOUNT, rate(MOUNT, [read_all(self.mountpoint, share) for share in shares]))
 
         def by_others() -> None:
             drop_page_cache([str(self.plain_dir / key) for key in keys])
-            metric.add(PLAIN, rate([read_all(self.plain_dir, share) for share in shares]))
-            metric.add(DIRECT, rate([self.source.direct(share) for share in ranges]))
+            metric.add(PLAIN, rate(PLAIN, [read_all(self.plain_dir, share) for share in shares]))
+            metric.add(DIRECT, rate(DIRECT, [self.source.direct(share) for share in ranges]))
             every = [wanted for share in ranges for wanted in share]
-            metric.add(CLIENT, rate([client(self.source, every, readers)]))
+            metric.add(CLIENT, rate(CLIENT, [client(self.source, every, readers)]))
 
         in_order([by_others, by_mount], backwards)
 
@@ -254,6 +274,16 @@ class Plan:
             finally:
                 for fd in descriptors:
                     os.close(fd)
+
+    def budget_lines(self) -> list[str]:
+        """What the processors allow of what is wanted; empty where the server's share is not known."""
+        cores = len(os.sched_getaffinity(0))
+        references = {STREAM: DIRECT, MANY_SMALL: CLIENT}
+        return [
+            line
+            for name, budget in self.budgets.items()
+            for line in budget.lines(MOUNT, references[name], GOAL, cores)
+        ]
 
     def goals(self) -> list[str]:
         """What is wanted, what was reached, and whether that is enough."""

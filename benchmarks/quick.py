@@ -9,6 +9,8 @@ directory as store. Writes less than 2 GiB below ``--work-dir`` and removes it a
 * *warm*: in the tier, but not in the kernel's cache of the mount. Plain directory: in the page cache.
 * *x direct*: against the same bytes by plain HTTP (or pread), by as many processes as the line says.
 * *x client*: against tierfs's own store client with as many threads, without a mount.
+
+For the two cold lines it adds up what server, daemon and readers spend of the processors: see ``budget``.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ def report(plan: Plan, about: dict[str, Any], seconds: float) -> str:
         table(plan.metrics, MOUNT, (PLAIN, DIRECT, CLIENT)),
         "",
         *plan.goals(),
+        "",
+        *plan.budget_lines(),
     ]
     return "\n".join(lines)
 
@@ -114,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "command": shlex.join(sys.orig_argv),
             "notes": plan.notes,
             "metrics": {metric.name: metric.as_json(MOUNT) for metric in plan.metrics},
+            "budgets": {budget.name: budget.as_json() for budget in plan.budgets.values()},
         }
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     return 0

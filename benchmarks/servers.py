@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ class ServerFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class S3Server:
     """``filer``: HTTP and gRPC port of SeaweedFS's filer, which its own client talks to; None for other
-    servers.
+    servers. ``pid``: of the process, while it runs.
     """
 
     name: str
     endpoint_url: str
     command: tuple[str, ...]
     filer: tuple[int, int] | None = None
+    pid: int = 0
 
     @property
     def port(self) -> int:
@@ -99,8 +100,8 @@ def seaweedfs(
     server = S3Server(
         "SeaweedFS", f"http://127.0.0.1:{http['s3']}", command, filer=(http["filer"], grpc["filer"])
     )
-    with _running(command, directory, environment, lambda: _store_answers(server.endpoint_url)):
-        yield server
+    with _running(command, directory, environment, lambda: _store_answers(server.endpoint_url)) as pid:
+        yield replace(server, pid=pid)
 
 
 @contextlib.contextmanager
@@ -117,8 +118,8 @@ def minio(binary: str, directory: Path, environment: Mapping[str, str] | None = 
     own = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_BROWSER": "off"}
     with _running(
         command, directory, {**own, **(environment or {})}, lambda: _store_answers(server.endpoint_url)
-    ):
-        yield server
+    ) as pid:
+        yield replace(server, pid=pid)
 
 
 @contextlib.contextmanager
@@ -208,7 +209,8 @@ def _running(
     directory: Path,
     environment: Mapping[str, str] | None,
     answers: Callable[[], bool],
-) -> Iterator[None]:
+) -> Iterator[int]:
+    """Gives its process id once it answers."""
     log = directory / "output"
     with log.open("wb") as output:
         try:
@@ -225,7 +227,7 @@ def _running(
                 said = log.read_text(errors="replace")[-2000:]
                 raise ServerFailed(f"{Path(command[0]).name} did not start:\n{said}")
             time.sleep(POLL_S)
-        yield
+        yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -47,6 +47,11 @@ class Source(Protocol):
     @property
     def description(self) -> str: ...
 
+    @property
+    def server_pid(self) -> int | None:
+        """The server's process, if it is one of ours on this machine."""
+        ...
+
     def direct(self, ranges: Sequence[Range]) -> Task:
         """Read these ranges one after the other, without any of our code."""
         ...
@@ -125,6 +130,7 @@ class DirectorySource:
         self.directory = directory
         self.url = f"file://{directory}"
         self.description = f"directory {directory}"
+        self.server_pid = None
 
     def direct(self, ranges: Sequence[Range]) -> Task:
         def prepare() -> Timed:
@@ -147,9 +153,10 @@ class DirectorySource:
 class S3Source:
     """A bucket, or a prefix in one. Credentials and endpoint come from the environment, as for a mount."""
 
-    def __init__(self, url: str, description: str) -> None:
+    def __init__(self, url: str, description: str, server_pid: int | None = None) -> None:
         self.url = url
         self.description = description
+        self.server_pid = server_pid
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         self._bucket = bucket
         self._prefix = prefix + "/" if prefix else ""
@@ -211,7 +218,7 @@ def open_source(given: str | None, work_dir: Path) -> Iterator[Source]:
                     raise SourceFailed(str(error)) from None
                 stack.enter_context(_environment(credentials(server.endpoint_url)))
                 make_bucket(server.endpoint_url, name)
-                yield S3Source(f"s3://{name}", "SeaweedFS on loopback, S3 protocol")
+                yield S3Source(f"s3://{name}", "SeaweedFS on loopback, S3 protocol", server.pid)
             return
         given = str(work_dir / "store")
         os.mkdir(given)

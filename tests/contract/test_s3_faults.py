@@ -194,11 +194,11 @@ def test_no_answer_crashes_an_operation(server: FakeS3, store: S3Store, operatio
 @WAYS
 def test_idle_hangs_are_bounded(server: FakeS3, way: str) -> None:
     with fake_store(server, read_timeout_s=0.5) as store:
-        server.fault("hang", operation="get", seconds=3)
+        server.fault("hang", operation="get", seconds=8)
         began = time.monotonic()
         with pytest.raises((StoreTimeout, StoreUnavailable)):
             READS[way](store)
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 7
 
 
 def test_a_refused_connection(server: FakeS3, store: S3Store) -> None:

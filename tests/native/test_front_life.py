@@ -247,7 +247,7 @@ def test_the_front_dies(native_mounts: MountFactory) -> None:
     engine = engine_pid(mounted)
     assert engine is not None
     mounted.kill9()
-    wait_until(lambda: is_gone(engine), "the end of the engine", limit_s=2)
+    wait_until(lambda: is_gone(engine), "the end of the engine", limit_s=30)
     for touch in (lambda: os.stat(mounted.path), lambda: os.close(descriptor)):
         with pytest.raises(OSError) as caught:
             touch()
@@ -361,7 +361,7 @@ def test_an_engine_that_cannot_start(native_mounts: MountFactory, case: str, for
     assert reason in said.lower()
     assert not mounted.is_up()
     assert left_behind(mounted) == []
-    wait_until(lambda: not processes_about(mounted), "the end of all processes", limit_s=2)
+    wait_until(lambda: not processes_about(mounted), "the end of all processes")
 
 
 def processes_about(mounted: Mounted) -> list[int]:

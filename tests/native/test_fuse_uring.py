@@ -142,7 +142,7 @@ def test_a_reader_that_is_killed_while_it_waits(mounted: Mounted) -> None:
     with subprocess.Popen(["stat", mounted.path / "f"], stdout=subprocess.DEVNULL) as reader:
         try:
             where = Path(f"/proc/{reader.pid}/wchan")
-            wait_until(lambda: where.read_text() == "request_wait_answer", "the look-up", limit_s=10)
+            wait_until(lambda: where.read_text() == "request_wait_answer", "the look-up")
         finally:
             reader.send_signal(signal.SIGKILL)
         reader.wait(25)
@@ -158,7 +158,7 @@ def test_the_front_dies(mounted: Mounted) -> None:
     assert engine is not None
     held = os.open(mounted.path / "f", os.O_RDONLY)
     mounted.kill9()
-    wait_until(lambda: is_gone(engine), "the end of the engine", limit_s=5)
+    wait_until(lambda: is_gone(engine), "the end of the engine")
 
     def is_dead() -> bool:
         try:
@@ -168,7 +168,7 @@ def test_the_front_dies(mounted: Mounted) -> None:
             return error.errno == errno.ENOTCONN
         return False
 
-    wait_until(is_dead, "an error for every request", limit_s=10)
+    wait_until(is_dead, "an error for every request")
     with contextlib.suppress(OSError):
         os.close(held)
     mounted.start()

@@ -201,7 +201,7 @@ def test_a_file_without_a_name_outlives_the_engine(native_mounts: MountFactory) 
         readers = {name: stack.enter_context(opened(mounted.path / name)) for name in contents}
         for name in contents:
             (mounted.store_dir / name).unlink()
-            wait_until(lambda name=name: not (mounted.path / name).exists(), "no name", limit_s=10)
+            wait_until(lambda name=name: not (mounted.path / name).exists(), "no name")
         kill_engine(mounted)
         (mounted.store_dir / "later").write_bytes(b"x")
         wait_until((mounted.path / "later").exists, "the next engine", limit_s=20)
@@ -278,7 +278,7 @@ def test_auto_waits_for_many_small_files_and_no_large_one(native_mounts: MountFa
         with opened(big) as reader:
             assert os.pread(reader, 10, 0) == contents["big"][:10]
         # The large file's release may still be on its way, which begins the count anew.
-        wait_until(lambda: open_often(small, AFTER + 1) or not asks(mounted), "the end of asking", limit_s=10)
+        wait_until(lambda: open_often(small, AFTER + 1) or not asks(mounted), "the end of asking")
         assert os.pread(early, SMALL, 0) == contents["small"]
     for name, data in contents.items():
         for flags in (0, os.O_DIRECT):

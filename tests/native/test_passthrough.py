@@ -44,7 +44,7 @@ def in_tier(mounted: Mounted, name: str, data: bytes) -> Path:
     """Put a file into the bucket and read it once, so that all of it is in the tier."""
     (mounted.store_dir / name).write_bytes(data)
     path = mounted.path / name
-    wait_until(path.exists, "the name", limit_s=10)
+    wait_until(path.exists, "the name")
     assert path.read_bytes() == data
     time.sleep(RECORDED_S)
     return path

@@ -24,7 +24,7 @@ DATA = random.Random(11).randbytes(MIB) * 40 + random.Random(12).randbytes(1000)
 def mounted(native_mounts: MountFactory) -> Mounted:
     mounted = native_mounts(options=("--read-ahead", "0"), front="native")
     (mounted.store_dir / "big").write_bytes(DATA)
-    wait_until((mounted.path / "big").exists, "the name", limit_s=10)
+    wait_until((mounted.path / "big").exists, "the name")
     return mounted
 
 
@@ -86,7 +86,7 @@ def test_eviction_all_the_while(native_mounts: MountFactory, tmp_path: Path) -> 
     """A tier that holds a third of the file: what is said to lie there may be gone a moment later."""
     mounted = native_mounts(front="native", tiers=(f"{tmp_path / 'tier'}:24M",))
     (mounted.store_dir / "big").write_bytes(DATA)
-    wait_until((mounted.path / "big").exists, "the name", limit_s=10)
+    wait_until((mounted.path / "big").exists, "the name")
     wrong: list[int] = []
 
     def read(start: int) -> None:

@@ -40,7 +40,7 @@ def passed_through(mounted: Mounted, data: bytes) -> Iterator[tuple[int, int]]:
     """Handles for reading and for writing of the file ``f``, whose reads and writes do not pass the front."""
     (mounted.store_dir / "f").write_bytes(data)
     path = mounted.path / "f"
-    wait_until(path.exists, "the name", limit_s=10)
+    wait_until(path.exists, "the name")
     assert path.read_bytes() == data
     time.sleep(RECORDED_S)
     before = mounted.status()["front"]["passthrough_opens"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import loops
+from benchmarks.budget import READER, Budget, spending
 from benchmarks.plan import GET_BYTES, MANY_SMALL, MIB, STREAM, TINY, Plan, in_order, pieces
 from benchmarks.samples import Metric, show, table
 from benchmarks.sources import DirectorySource, client, empty, fill, open_source
@@ -66,10 +67,10 @@ def test_loops_run_side_by_side_and_count(tmp_path: Path) -> None:
 
 def test_preparation_is_not_timed() -> None:
     def prepare() -> loops.Timed:
-        time.sleep(0.3)
+        time.sleep(2)
         return lambda: 1
 
-    assert loops.together([prepare, lambda: lambda: 1]).seconds < 0.2
+    assert loops.together([prepare, lambda: lambda: 1]).seconds < 2
 
 
 def test_metadata_loops(tmp_path: Path) -> None:
@@ -142,3 +143,35 @@ def test_goals_are_named_met_or_missed(tmp_path: Path) -> None:
     plan.memory_goal_bytes = 812 * MIB
     assert [line.split()[0] for line in plan.goals()] == ["met", "MISSED", "MISSED"]
     assert "0.70 x client, wanted 0.80" in plan.goals()[1]
+
+
+def test_a_budget_says_what_the_cores_allow() -> None:
+    budget = Budget("cold", "MiB")
+    for server_s in (0.9, 1.0, 1.4):
+        budget.add("mount", {"server": server_s, "engine": 0.5, "reader": 0.5}, 1000, 500.0)
+        budget.add("direct", {"server": 1.0, "reader": 0.6}, 1000, 1000.0)
+    assert budget.per_unit_s("mount") == {"server": 0.001, "engine": 0.0005, "reader": 0.0005}
+    assert budget.most("mount", cores=2) == 1000.0
+    title, mount, direct, most, left = budget.lines("mount", "direct", 0.8, cores=2)
+    assert "ms per MiB" in title
+    assert mount.split() == "mount server 1.00 + engine 0.50 + reader 0.50 = 2.00".split()
+    assert direct.split() == "direct server 1.00 + reader 0.60 = 1.60".split()
+    assert "1,000 MiB a second, 1.00 x direct" in most
+    assert "leaves 1.00 to tierfs" in left  # 2 cores / 800 per second, less 1.50 of server and reader
+    assert budget.lines("mount", "nobody", 0.8, cores=2) == []
+
+
+def test_what_processes_spend() -> None:
+    def spin() -> loops.Timed:
+        def timed() -> int:
+            end = time.process_time() + 0.1
+            while time.process_time() < end:
+                pass
+            return 1
+
+        return timed
+
+    with spending({"self": os.getpid(), "gone": 2**22 + 1}) as spent:
+        loops.together([spin, spin])
+    assert set(spent) == {"self", READER}
+    assert spent[READER] >= 0.15  # in clock ticks
