@@ -22,6 +22,7 @@ from tierfs.cli import (
     pin,
     plan,
     prefetch,
+    recover,
     status,
     umount,
     unpin,
@@ -64,6 +65,7 @@ app.command("prefetch")(prefetch.command)
 app.command("pin")(pin.command)
 app.command("unpin")(unpin.command)
 app.command("evict")(evict.command)
+app.command("recover")(recover.command)
 app.command("upgrade")(upgrade.command)
 app.add_typer(meta.app, name="meta")
 app.command("bench")(bench.command)

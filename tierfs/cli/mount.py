@@ -87,6 +87,19 @@ def command(
         str | None,
         _option(_STORE, "Part of a multipart upload; 16M.", "--part-size", metavar="SIZE"),
     ] = None,
+    replica: Annotated[
+        str | None,
+        _option(
+            _STORE,
+            "Second place for what is not in the store yet: a directory or s3://.",
+            "--replica",
+            metavar="PLACE",
+        ),
+    ] = None,
+    replica_endpoint_url: Annotated[
+        str | None,
+        _option(_STORE, "Of a replica in a bucket elsewhere.", "--replica-endpoint-url", metavar="URL"),
+    ] = None,
     store_timeout: Annotated[
         str | None,
         _option(_STORE, "How long a failing request is retried; 60.", "--store-timeout", metavar="TIME"),
@@ -190,7 +203,8 @@ def command(
         "memory_budget": memory_budget, "dirty_limit": dirty_limit, "read_ahead": read_ahead,
         "endpoint_url": endpoint_url, "region": region, "profile": profile,
         "fetch_concurrency": fetch_concurrency, "upload_concurrency": upload_concurrency,
-        "part_size": part_size, "store_timeout": store_timeout, "read_only": read_only,
+        "part_size": part_size, "replica": replica, "replica_endpoint_url": replica_endpoint_url,
+        "store_timeout": store_timeout, "read_only": read_only,
         "open_mode": open_mode, "fuse_uring": fuse_uring,
         "allow_other": allow_other, "uid": uid, "gid": gid, "umask": umask, "ttl": ttl,
         "negative_ttl": negative_ttl, "write_through": write_through, "fsync": fsync,

@@ -9,7 +9,7 @@ from tierfs.cli import target
 from tierfs.cli.target import JsonOption, MountArgument
 
 if TYPE_CHECKING:
-    from tierfs.control.protocol import FrontStatus, StatusReply
+    from tierfs.control.protocol import FrontStatus, ReplicaStatus, StatusReply
 
 
 def command(path: MountArgument = None, as_json: JsonOption = False) -> None:
@@ -36,6 +36,18 @@ def _front_counts(front: FrontStatus) -> str:
         f"pid {front.pid}, engine restarted {restarts} {'time' if restarts == 1 else 'times'}; "
         f"{front.answered} requests answered, {front.relayed} handed to the engine, {passthrough}"
     )
+
+
+def _print_replica(replica: ReplicaStatus) -> None:
+    from tierfs.cli.output import files, printable, size
+
+    print(
+        f"  replica  {replica.state}, {files(replica.held_files)} ({size(replica.held_bytes)}) held, "
+        f"{files(replica.waiting_files)} ({size(replica.waiting_bytes)}) only on this node; "
+        f"{printable(replica.url)}"
+    )
+    if replica.why:
+        print(f"           {printable(replica.why)}")
 
 
 def _print(reply: StatusReply) -> None:
@@ -69,6 +81,8 @@ def _print(reply: StatusReply) -> None:
         )
     else:
         print("  backlog  nothing: all is in the store")
+    if reply.replica is not None:
+        _print_replica(reply.replica)
     for failure in backlog.failed:
         print(f"  failed   {printable(failure.path)}: {printable(failure.message)}")
     print()

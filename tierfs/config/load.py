@@ -147,6 +147,26 @@ def _parse(name: str, parse: values.Parser, value: object, origin: str) -> objec
         raise ConfigError(f"{name} ({origin}): {error}") from None
 
 
+def _check_replica(settings: Settings) -> None:
+    """It has to be somewhere else: what the replica holds must not appear in the mount, nor go with it."""
+    replica, source = settings.replica, settings.source
+    if replica is None:
+        if settings.replica_endpoint_url:
+            raise ConfigError("replica_endpoint_url: there is no replica")
+        return
+    for other, what in ((source, "source"), (settings.mountpoint, "mountpoint"), (settings.state_dir, "state_dir")):
+        if replica.startswith("s3://") != other.startswith("s3://"):
+            continue
+        overlap = (
+            f"{replica}/".startswith(f"{other}/") or f"{other}/".startswith(f"{replica}/")
+            if replica.startswith("s3://")
+            else is_below(replica, other) or is_below(other, replica)
+        )
+        same_store = (settings.replica_endpoint_url or settings.endpoint_url) == settings.endpoint_url
+        if overlap and (same_store or not replica.startswith("s3://")):
+            raise ConfigError(f"replica: {replica} and the {what} {other} overlap")
+
+
 def _add_aws_defaults(fields: dict[str, object], environ: Mapping[str, str]) -> None:
     """What the AWS tools take from their own variables holds here too, below tierfs's own settings."""
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
@@ -177,6 +197,7 @@ def _check(settings: Settings) -> None:
         for name, path in ours:
             if is_below(path, source):
                 raise ConfigError(f"{name}: {path} lies inside the source {source}")
+    _check_replica(settings)
     paths = [tier.path for tier in settings.tiers if tier.path is not None]
     for path in paths:
         if paths.count(path) > 1:

@@ -53,6 +53,8 @@ OPTIONS: dict[str, Option] = {
     "part_size": Option("part_size_bytes", values.size_bytes),
     "dirty_limit": Option("dirty_limit_bytes", values.size_bytes),
     "read_ahead": Option("read_ahead_bytes", values.size_bytes),
+    "replica": Option("replica", values.source),
+    "replica_endpoint_url": Option("replica_endpoint_url", values.url),
     "store_timeout": Option("store_timeout_s", values.duration_s),
 }
 

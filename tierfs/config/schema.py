@@ -62,6 +62,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     read_ahead_bytes: int = 64 * 1024 * 1024
     store_timeout_s: float = 60.0
     """How long a request is retried before the application sees the error."""
+    replica: str | None = None
+    """A second store, in which files are kept until they are in the first one; like ``source``."""
+    replica_endpoint_url: str | None = None
+    """Of a replica in a bucket; None: as for the source."""
     kernel_options: tuple[str, ...] = ()
     """Mount flags for the kernel as fstab spells them: ``noexec``, ``noatime``..."""
 

@@ -149,6 +149,22 @@ class Backlog(msgspec.Struct, kw_only=True):
     failed: list[Failure] = []
 
 
+class ReplicaStatus(msgspec.Struct, kw_only=True):
+    """A second place for what is not in the store yet.
+
+    ``held_files``: what a loss of this node would not lose; ``waiting_files``: what it would. ``state``:
+    ``ok``, or ``failing``; then ``why`` says more.
+    """
+
+    url: str
+    state: str = "ok"
+    why: str = ""
+    held_files: int = 0
+    held_bytes: int = 0
+    waiting_files: int = 0
+    waiting_bytes: int = 0
+
+
 class StoreStatus(msgspec.Struct, kw_only=True):
     """Requests sent by operation, body bytes, and whether the store answers (``ok``, ``failing``)."""
 
@@ -173,6 +189,7 @@ class StatusReply(msgspec.Struct, kw_only=True):
     tiers: list[TierStatus]
     backlog: Backlog
     store: StoreStatus
+    replica: ReplicaStatus | None = None
     open_handles: int = 0
     open_directories: int = 0
     inodes: int = 0

@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 MAX_REQUEST_TASKS = 2000
 KERNEL_READ_AHEAD_BYTES = 1024 * 1024
 """As much as one request may be: requests of the kernel cost the same whatever their size."""
+REPLICA_GRACE_S = 10.0
+"""How long the end of a mount waits for the replica at most; what is left there the next start removes."""
 READ_AHEAD_PAUSES_S = (0.0, 0.02, 0.1, 0.5, 2.0)
 """The kernel goes back to its own value when it takes the answer to INIT, which may be after we spoke."""
 """Requests in progress at once; each may wait for the store, and none may keep another from starting."""
@@ -224,6 +226,10 @@ class Engine:
                 # Whoever has it open writes on after this process: so it stays dirty, for the next mount.
                 with contextlib.suppress(TierfsError):
                     await parts.publisher.publish_now(ino)
+        if parts.replicator is not None:
+            with trio.move_on_after(min(self.grace_s, REPLICA_GRACE_S)):
+                await parts.replicator.settle()
+            parts.replicator.stop_retrying()
         parts.store.stop_retrying()
         left, left_bytes = parts.publisher.backlog()
         if left:

@@ -45,6 +45,16 @@ def register(parts: Parts) -> None:
         "tierfs_backlog_deletes", "Objects that no name maps to any more and that are still to go.", deletes
     )
     gauge("tierfs_backlog_failed_files", "Files whose upload failed.", lambda: len(parts.publisher.failures))
+    replicator = parts.replicator
+    if replicator is not None:
+        gauge(
+            "tierfs_replica_held_bytes", "Bytes in the replica.", lambda: replicator.held_bytes
+        )
+        gauge(
+            "tierfs_replica_waiting_bytes",
+            "Bytes that are neither in the store nor in the replica.",
+            lambda: replicator.waiting()[1],
+        )
     gauge("tierfs_inodes", "Names that the namespace knows.", inodes)
     gauge(
         "tierfs_hidden_keys",

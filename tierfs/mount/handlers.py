@@ -102,6 +102,7 @@ class Handlers:
                 bytes_read=counts.bytes_read,
                 bytes_written=counts.bytes_written,
             ),
+            replica=self._replica(),
             open_handles=parts.services.handles.files_open + front.opened_here,
             open_directories=parts.services.handles.directories_open,
             inodes=inodes,
@@ -141,6 +142,22 @@ class Handlers:
             oldest_s=max(oldest_s, 0.0),
             deletes=deletes,
             failed=self._failures(),
+        )
+
+    def _replica(self) -> p.ReplicaStatus | None:
+        replicator = self._parts.replicator
+        if replicator is None:
+            return None
+        waiting_files, waiting_bytes = replicator.waiting()
+        why = replicator.failing or next(iter(replicator.failures.values()), "")
+        return p.ReplicaStatus(
+            url=replicator.url,
+            state="failing" if why else "ok",
+            why=why,
+            held_files=replicator.held_files,
+            held_bytes=replicator.held_bytes,
+            waiting_files=waiting_files,
+            waiting_bytes=waiting_bytes,
         )
 
     def _failures(self) -> list[p.Failure]:

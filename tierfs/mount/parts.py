@@ -31,7 +31,7 @@ from tierfs.namespace.transaction import WriteTransaction
 from tierfs.prefetch.neighbours import following_in
 from tierfs.prefetch.readahead import ReadAheadTable
 from tierfs.store.base import ObjectStore
-from tierfs.store.open import open_store
+from tierfs.store.open import open_replica, open_store
 from tierfs.store.retry import RetryingStore
 from tierfs.types import ROOT_INO
 from tierfs.writeback.claims import KeyClaims
@@ -41,6 +41,7 @@ from tierfs.writeback.in_flight import InodesInFlight, KeysInFlight
 from tierfs.writeback.objects import ObjectWriter
 from tierfs.writeback.parking import Parking
 from tierfs.writeback.publisher import Publisher
+from tierfs.writeback.replica.replicator import Replicator
 from tierfs.writeback.unfinished import UnfinishedUploads
 from tierfs.writeback.upload import Uploader
 
@@ -83,6 +84,7 @@ class Parts:
     remote: RemoteChanges
     services: Services
     started_ns: int
+    replicator: Replicator | None = None
 
     def note_touched(self, inos: Sequence[int]) -> None:
         """The front has read these files from the tiers."""
@@ -101,6 +103,8 @@ class Parts:
         nursery.start_soon(self.readahead.run)
         nursery.start_soon(self.remote.run)
         nursery.start_soon(self.services.interrupts.run)
+        if self.replicator is not None:
+            nursery.start_soon(self.replicator.run)
         nursery.start_soon(self._check_readers)
 
     async def _check_readers(self) -> None:
@@ -215,7 +219,40 @@ async def open_parts(
         remote=remote,
         services=services,
         started_ns=now_ns(),
+        replicator=await _open_replicator(settings, stack, db, contents, publisher),
     )
+
+
+async def _open_replicator(
+    settings: Settings, stack: AsyncExitStack, db: Database, contents: ContentTable, publisher: Publisher
+) -> Replicator | None:
+    """A replica that does not answer is waited for in the background; one that cannot be is an error."""
+    if settings.replica is None or settings.read_only:
+        return None
+    store, place = await trio.to_thread.run_sync(lambda: open_replica(settings))
+    stack.callback(store.close)
+    unfinished = UnfinishedUploads(Path(settings.state_dir) / "replica-uploads", store)
+    uploader = Uploader(
+        store,
+        unfinished,
+        concurrency=settings.upload_concurrency,
+        part_size_bytes=settings.part_size_bytes,
+        memory_bytes=settings.memory_budget_bytes // 4,
+    )
+    replicator = Replicator(
+        db,
+        contents,
+        store,
+        place,
+        uploader,
+        unfinished,
+        settings.source,
+        time.time_ns,
+        part_size_bytes=settings.part_size_bytes,
+    )
+    publisher.on_changed = replicator.note
+    publisher.on_deletion = replicator.note_deletion
+    return replicator
 
 
 async def own_root(db: Database, settings: Settings) -> None:

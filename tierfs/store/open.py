@@ -9,6 +9,8 @@ import os
 import re
 from collections.abc import Callable
 
+import msgspec
+
 from tierfs.config import Settings
 from tierfs.errors import ConfigError
 from tierfs.metrics import Metrics
@@ -37,6 +39,32 @@ def open_store(
         store = FaultyStore(store, FileFaults(faults_file))
     if wrap is not None:
         store = wrap(store)
+    return RetryingStore(store, timeout_s=settings.store_timeout_s, metrics=metrics), prefix
+
+
+def open_replica(
+    settings: Settings, metrics: Metrics | None = None, *, make: bool = True
+) -> tuple[RetryingStore, str]:
+    """The store of ``settings.replica`` and its key prefix, like ``open_store``.
+
+    With ``make`` a directory that is not there yet is made, for its owner alone. Raises ConfigError, naming
+    the replica.
+    """
+    assert settings.replica is not None
+    if make and settings.replica.startswith("/"):
+        try:
+            os.makedirs(settings.replica, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"replica: {settings.replica} cannot be made: {error.strerror}") from None
+    meant = msgspec.structs.replace(
+        settings,
+        source=settings.replica,
+        endpoint_url=settings.replica_endpoint_url or settings.endpoint_url,
+    )
+    try:
+        store, prefix = _open_plain(meant, metrics)
+    except ConfigError as error:
+        raise ConfigError(f"replica: {str(error).removeprefix('SOURCE: ')}") from None
     return RetryingStore(store, timeout_s=settings.store_timeout_s, metrics=metrics), prefix
 
 

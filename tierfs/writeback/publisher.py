@@ -107,11 +107,15 @@ class Publisher:
         """When ``_dispatch`` looks at ``_due`` next, if nothing wakes it up before."""
         self._progress = trio.Event()
         self._burst = Burst()
+        self.on_changed: Callable[[int], None] = lambda ino: None
+        """Called with an inode that was announced, or whose publication has ended."""
+        self.on_deletion: Callable[[], None] = lambda: None
         self.failures: dict[int, Failure] = {}
         self.published_count = 0
 
     def note(self, ino: int, delay_s: float | None = None) -> None:
         """``ino`` may have to be published, not before ``delay_s`` (default: the upload delay)."""
+        self.on_changed(ino)
         now = trio.current_time()
         delay = self._settings.upload_delay_s + self._burst.delay_s(now) if delay_s is None else delay_s
         at = now + delay
@@ -130,6 +134,7 @@ class Publisher:
     def note_deletion(self) -> None:
         """A key has been doomed; it goes after the upload delay."""
         self._deletions.note(self._settings.upload_delay_s)
+        self.on_deletion()
 
     async def run(self) -> None:
         """Work until cancelled. Rows that an earlier run left behind come first."""
@@ -229,6 +234,7 @@ class Publisher:
 
     def _finished(self, ino: int) -> None:
         self._running.discard(ino)
+        self.on_changed(ino)
         if ino in self._again:
             self._again.discard(ino)
             self.note(ino, 0.0)
