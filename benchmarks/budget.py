@@ -59,13 +59,15 @@ class Budget:
         rate = statistics.median(self.rates[reference])
         most = self.most(target, cores)
         lines.append(
-            f"  {cores} cores that never wait: {most:,.0f} {self.unit} a second, {most / rate:.2f} x {reference}"
+            f"  {cores} cores that never wait: {most:,.0f} {self.unit} a second, "
+            f"{most / rate:.2f} x {reference}"
         )
         parts = self.per_unit_s(target)
         others_s = sum(seconds for who, seconds in parts.items() if who in (SERVER, READER))
         left_s = cores / (goal * rate) - others_s
         lines.append(
-            f"  {goal:.2f} x {reference} leaves {max(0.0, left_s) * 1000:.2f} to tierfs beside server and reader"
+            f"  {goal:.2f} x {reference} leaves {max(0.0, left_s) * 1000:.2f} to tierfs, "
+            "beside server and reader"
         )
         return lines
 

@@ -105,6 +105,7 @@ def test_a_checkpoint_outlives_its_node(mount_factory: MountFactory) -> None:
 
     mounted.heal()
     mounted.start()
+    mounted.cli("import", "--metadata", str(mounted.path))
     assert stat.S_IMODE(os.stat(mounted.path / "step/rank0.pt").st_mode) == 0o640
     assert os.stat(mounted.path / "step/rank01.pt").st_mtime_ns == 10**18
     assert (mounted.path / "step/rank0.pt").read_bytes() == contents["step/rank0.pt"]

@@ -10,16 +10,18 @@ from tierfs.cli import exit_codes
 from tierfs.cli.target import JsonOption
 
 if TYPE_CHECKING:
-    from tierfs.writeback.replica.recover import Place, Recovered
     from tierfs.writeback.replica.record import ReplicaRecord
+    from tierfs.writeback.replica.recover import Place, Recovered
 
 
 def command(
     replica: Annotated[
-        str, typer.Argument(metavar="REPLICA", help="What the lost mount had as --replica.", show_default=False)
+        str,
+        typer.Argument(metavar="REPLICA", help="What the lost mount had as --replica.", show_default=False),
     ],
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="What it had mounted; the files go there.", show_default=False)
+        str,
+        typer.Argument(metavar="SOURCE", help="What it had mounted; the files go there.", show_default=False),
     ],
     list_only: Annotated[bool, typer.Option("--list", help="Only say what the replica holds.")] = False,
     file_system: Annotated[
@@ -28,10 +30,12 @@ def command(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Files at a time.", min=1, max=64)] = 8,
     endpoint_url: Annotated[
-        str | None, typer.Option("--endpoint-url", metavar="URL", help="Of SOURCE, for stores other than AWS.")
+        str | None,
+        typer.Option("--endpoint-url", metavar="URL", help="Of SOURCE, for stores other than AWS."),
     ] = None,
     replica_endpoint_url: Annotated[
-        str | None, typer.Option("--replica-endpoint-url", metavar="URL", help="Of REPLICA, if it is another.")
+        str | None,
+        typer.Option("--replica-endpoint-url", metavar="URL", help="Of REPLICA, if it is another."),
     ] = None,
     region: Annotated[str | None, typer.Option(metavar="NAME", help="AWS region.")] = None,
     profile: Annotated[str | None, typer.Option(metavar="NAME", help="AWS profile.")] = None,
@@ -41,7 +45,7 @@ def command(
     from tierfs.cli import output
     from tierfs.config import load
     from tierfs.store.open import open_replica, open_store
-    from tierfs.writeback.replica.recover import Place, Recovered, recover
+    from tierfs.writeback.replica.recover import Place, recover
 
     settings = load(
         {
@@ -104,5 +108,8 @@ def _list(place: Place, file_system: str | None, as_json: bool) -> None:
         return
     output.table(
         ["file system", "source", "size", "key"],
-        [[each.file_system, each.source, output.size(each.size_bytes), output.printable(each.key)] for each in held],
+        [
+            [each.file_system, each.source, output.size(each.size_bytes), output.printable(each.key)]
+            for each in held
+        ],
     )

@@ -154,7 +154,11 @@ def _check_replica(settings: Settings) -> None:
         if settings.replica_endpoint_url:
             raise ConfigError("replica_endpoint_url: there is no replica")
         return
-    for other, what in ((source, "source"), (settings.mountpoint, "mountpoint"), (settings.state_dir, "state_dir")):
+    for other, what in (
+        (source, "source"),
+        (settings.mountpoint, "mountpoint"),
+        (settings.state_dir, "state_dir"),
+    ):
         if replica.startswith("s3://") != other.startswith("s3://"):
             continue
         overlap = (

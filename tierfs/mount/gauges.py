@@ -47,9 +47,7 @@ def register(parts: Parts) -> None:
     gauge("tierfs_backlog_failed_files", "Files whose upload failed.", lambda: len(parts.publisher.failures))
     replicator = parts.replicator
     if replicator is not None:
-        gauge(
-            "tierfs_replica_held_bytes", "Bytes in the replica.", lambda: replicator.held_bytes
-        )
+        gauge("tierfs_replica_held_bytes", "Bytes in the replica.", lambda: replicator.held_bytes)
         gauge(
             "tierfs_replica_waiting_bytes",
             "Bytes that are neither in the store nor in the replica.",

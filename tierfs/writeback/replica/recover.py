@@ -70,9 +70,9 @@ def recover(
     jobs: int = 8,
     report: Callable[[Recovered], None] = lambda _: None,
 ) -> Recovered:
-    """Put everything that the replica holds of ``source`` into ``target``. ``report`` is called after each file.
+    """Put everything that the replica holds of ``source`` into ``target``.
 
-    Raises ``StoreError`` if the replica cannot be listed.
+    ``report`` is called after each file. Raises ``StoreError`` if the replica cannot be listed.
     """
     found = Recovered()
     with ThreadPoolExecutor(jobs) as pool:

@@ -95,6 +95,7 @@ class Replicator:
         self._due: dict[int, float] = {}
         self._running: set[int] = set()
         self._wake = trio.Event()
+        self._progress = trio.Event()
         self._looks_at_all = False
         self.failures: dict[int, str] = {}
         self._attempts: dict[int, int] = {}
@@ -136,7 +137,9 @@ class Replicator:
         self._looks_at_all = bool(self._held)
         self._wake.set()
         while self._looks_at_all or self._running or self._due.keys() - self.failures.keys():
-            await trio.sleep(SETTLE_S)
+            event = self._progress
+            with trio.move_on_after(LOOK_AT_ALL_S):
+                await event.wait()
 
     def note(self, ino: int) -> None:
         """Something about that inode may have changed."""
@@ -251,6 +254,8 @@ class Replicator:
         finally:
             self._running.discard(ino)
             self._wake.set()
+            self._progress.set()
+            self._progress = trio.Event()
 
     def _failed(self, ino: int, message: str) -> None:
         if self.failures.get(ino) != message:
