@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.mount import Mounted, MountFactory, files_below, run_cli, wait_until
+from tests.support.lost_node import OUTAGE, lose, mount, recover, replica_of, told, wait_for_replica
+from tests.support.mount import MountFactory, files_below, wait_until
 
 pytestmark = pytest.mark.usefixtures("needs_mount")
 
 MIB = 1 << 20
-OUTAGE = {"kind": "outage"}
-QUICK = ("--upload-delay", "0.1", "--store-timeout", "2", "--part-size", "5M")
-
-
-def replica_of(mounted: Mounted) -> Path:
-    return mounted.base / "replica"
-
-
-def mount(factory: MountFactory, *options: str) -> Mounted:
-    mounted = factory.prepare(options=QUICK)
-    mounted.options += ("--replica", str(replica_of(mounted)), *options)
-    return mounted.start()
-
-
-def told(mounted: Mounted) -> dict[str, Any]:
-    told: dict[str, Any] = mounted.status()["replica"]
-    return told
-
-
-def wait_for_replica(mounted: Mounted, held_files: int) -> None:
-    wait_until(
-        lambda: (told(mounted)["held_files"], told(mounted)["waiting_files"]) == (held_files, 0),
-        f"{held_files} files in the replica",
-    )
-
-
-def lose(mounted: Mounted) -> None:
-    """The node, with its state and its tiers."""
-    mounted.kill9()
-    mounted.close()
-    for directory in (mounted.state_dir, mounted.base / "tier"):
-        os.rename(directory, directory.with_name(f"lost-{directory.name}"))
-
-
-def recover(mounted: Mounted, *options: str, code: int = 0) -> dict[str, Any]:
-    environment = {**mounted.process_environment(), "TIERFS_FAULTS": ""}
-    done = run_cli(
-        "recover", str(replica_of(mounted)), str(mounted.store_dir), "--json", *options,
-        environment=environment,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 @pytest.mark.semantics(
@@ -152,23 +107,6 @@ def test_the_replica_holds_only_what_the_store_lacks(mount_factory: MountFactory
     (mounted.path / "c").write_bytes(b"more")
     mounted.flush()
     assert files_below(mounted.store_dir) == {"a": b"a" * 1000, "e/b": b"d/b" * 1000, "c": b"more"}
-
-
-def test_killed_engine_goes_on_with_its_replica(mount_factory: MountFactory) -> None:
-    mounted = mount(mount_factory)
-    mounted.fail(OUTAGE)
-    (mounted.path / "f").write_bytes(b"first")
-    wait_for_replica(mounted, 1)
-    os.kill(mounted.status()["engine"]["pid"], signal.SIGKILL)
-    if mounted.front == "python":
-        mounted.crash_and_restart()
-    wait_until(mounted.is_alive, "the mount")
-    (mounted.path / "f").write_bytes(b"again")
-    (mounted.path / "g").write_bytes(b"new")
-    wait_for_replica(mounted, 2)
-    lose(mounted)
-    assert recover(mounted)["files"] == 2
-    assert files_below(mounted.store_dir) == {"f": b"again", "g": b"new"}
 
 
 def test_damage_in_the_replica_is_told_and_kept(mount_factory: MountFactory) -> None:

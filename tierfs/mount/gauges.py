@@ -46,13 +46,16 @@ def register(parts: Parts) -> None:
     )
     gauge("tierfs_backlog_failed_files", "Files whose upload failed.", lambda: len(parts.publisher.failures))
     replicator = parts.replicator
-    if replicator is not None:
-        gauge("tierfs_replica_held_bytes", "Bytes in the replica.", lambda: replicator.held_bytes)
-        gauge(
-            "tierfs_replica_waiting_bytes",
-            "Bytes that are neither in the store nor in the replica.",
-            lambda: replicator.waiting()[1],
-        )
+    gauge(
+        "tierfs_replica_held_bytes",
+        "Bytes in the replica.",
+        lambda: replicator.held_bytes if replicator is not None else 0,
+    )
+    gauge(
+        "tierfs_replica_waiting_bytes",
+        "Bytes that are neither in the store nor in the replica.",
+        lambda: replicator.waiting()[1] if replicator is not None else 0,
+    )
     gauge("tierfs_inodes", "Names that the namespace knows.", inodes)
     gauge(
         "tierfs_hidden_keys",
