@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.mount import Mounted, MountFactory
 from tests.support.sequence import tree_state
+from tierfs.control.client import ControlClient
+from tierfs.control.protocol import EvictRequest, FlushRequest
 
 pytestmark = pytest.mark.usefixtures("needs_mount")
 
@@ -269,3 +271,17 @@ def test_file_written_twice_uploads_the_last_content(mounted: Mounted) -> None:
         mounted.flush()
         assert (mounted.store_dir / "f").read_bytes() == data
     assert len(digests) == 5
+
+
+def test_what_has_just_been_flushed_can_be_evicted(mounted: Mounted) -> None:
+    """Also while the last of it is being turned into a clean copy."""
+    (socket_path,) = (mounted.base / "run").rglob("*.sock")
+    for number in range(12):
+        names = [b"%d-%d" % (number, index) for index in range(3)]
+        paths = [mounted.path / os.fsdecode(name) for name in names]
+        for path in paths:
+            path.write_bytes(os.urandom(1_500_000))
+        with ControlClient(socket_path) as engine:
+            assert engine.call("flush", FlushRequest()).remaining_files == 0
+            assert engine.call("evict", EvictRequest(paths=names)).failed == []
+        assert [os.getxattr(path, "user.tierfs.resident") for path in paths] == [b"0"] * len(paths)

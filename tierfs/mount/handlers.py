@@ -332,6 +332,10 @@ class Handlers:
         async def evict(inode: Inode, ref: ObjectRef | None) -> int:
             if ref is None and inode.size_bytes:
                 raise TierfsError("not in the store yet")
+            content = self._parts.contents.peek(inode.ino)
+            if content is not None and content.sealing:
+                async with content.lock:  # its upload is over, and its bytes become a clean copy just now
+                    pass
             return await self._parts.cache.evict(inode.content_id)
 
         return await self._each(request.paths, evict)
