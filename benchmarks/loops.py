@@ -110,11 +110,11 @@ def read_files(paths: Sequence[str]) -> Task:
     return prepare
 
 
-def write_file(path: str, size_bytes: int) -> Task:
-    """Create, write, fsync, close, as one rank saves its shard. Amount: bytes."""
+def write_file(path: str, size_bytes: int, piece_bytes: int = BUFFER_BYTES) -> Task:
+    """Create, write (``piece_bytes`` at a time), fsync, close, as one rank saves its shard. Amount: bytes."""
 
     def prepare() -> Timed:
-        piece = os.urandom(min(size_bytes, BUFFER_BYTES))
+        piece = os.urandom(min(size_bytes, piece_bytes))
 
         def timed() -> int:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

@@ -216,7 +216,7 @@ def open_source(given: str | None, work_dir: Path) -> Iterator[Source]:
                     server = stack.enter_context(seaweedfs(binary, work_dir / "weed"))
                 except ServerFailed as error:
                     raise SourceFailed(str(error)) from None
-                stack.enter_context(_environment(credentials(server.endpoint_url)))
+                stack.enter_context(environment(credentials(server.endpoint_url)))
                 make_bucket(server.endpoint_url, name)
                 yield S3Source(f"s3://{name}", "SeaweedFS on loopback, S3 protocol", server.pid)
             return
@@ -239,7 +239,8 @@ def open_source(given: str | None, work_dir: Path) -> Iterator[Source]:
 
 
 @contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """These variables, until the context ends."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

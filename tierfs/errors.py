@@ -38,6 +38,8 @@
     │   ├── TierFull                 ENOSPC     nothing left to evict
     │   ├── TierFailed               EIO        the tier's file system returned an error
     │   └── BlockDamaged             EIO        checksum mismatch
+    ├── CheckpointError              EIO        a checkpoint cannot be saved, found or restored
+    │   └── ManifestDamaged          EIO        a manifest that cannot be read or is not trusted
     ├── StaleContent                 ESTALE     the pinned version of a file is gone from the store
     ├── Interrupted                  EINTR      the caller got a signal while it waited
     ├── ControlError                 EIO        the control channel: no mount, refused, malformed
@@ -205,6 +207,14 @@ class TierFailed(CacheError):
 
 class BlockDamaged(CacheError):
     pass
+
+
+class CheckpointError(TierfsError):
+    """A checkpoint cannot be saved, found or restored. The message says which, and why."""
+
+
+class ManifestDamaged(CheckpointError):
+    """A manifest that cannot be read, is of a newer format, or says what it may not. It is named."""
 
 
 class StaleContent(TierfsError):

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from tierfs import __version__
 from tierfs.cli import (
     bench,
+    checkpoint,
     doctor,
     evict,
     exit_codes,
@@ -67,6 +68,7 @@ app.command("unpin")(unpin.command)
 app.command("evict")(evict.command)
 app.command("recover")(recover.command)
 app.command("upgrade")(upgrade.command)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(meta.app, name="meta")
 app.command("bench")(bench.command)
 app.command("plan")(plan.command)

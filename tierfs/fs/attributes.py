@@ -16,6 +16,7 @@ from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
 
 VIRTUAL_PREFIX = b"user.tierfs."
+CHECKPOINT = b"user.tierfs.checkpoint"
 XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
 """The kernel checks who may set which, and removes ``security.capability`` when a file changes."""
 PRIVILEGES = b"security.capability"
@@ -124,6 +125,8 @@ class Attributes:
 
     async def get_xattr(self, ino: int, name: bytes) -> bytes:
         """Raises ``NoAttribute``; ``user.tierfs.*`` tell the state of the file."""
+        if name == CHECKPOINT:
+            return await self._services.interrupts.guard(self._services.commits.attribute_of, ino)
         if name.startswith(VIRTUAL_PREFIX):
             return self._virtual(ino, name[len(VIRTUAL_PREFIX) :])
         if name == PRIVILEGES and self._services.hold_write is not None:
@@ -137,6 +140,10 @@ class Attributes:
             return tree.get_xattr(txn, ino, name)
 
     async def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
+        """``user.tierfs.checkpoint`` asks for a manifest, see ``checkpoint``; others are kept."""
+        if name == CHECKPOINT:
+            await self._services.commits.take_attribute(ino, value)
+            return
         self._check_xattr_name(name)
         now_ns = self._services.now_ns()
         await self._db.commit(lambda txn: tree.set_xattr(txn, ino, name, value, now_ns=now_ns))

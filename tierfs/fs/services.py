@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from tierfs.cache.residency import Cache
+from tierfs.checkpoint.commits import Commits
 from tierfs.config import Settings
 from tierfs.fs.handles import HandleTable
 from tierfs.fs.interrupt import InterruptWatch
@@ -44,6 +45,7 @@ class Services:
     refresher: Refresher
     contents: ContentTable
     publisher: Publisher
+    commits: Commits
     readahead: ReadAheadTable
     handles: HandleTable
     kernel: KernelCaches

@@ -26,6 +26,7 @@ from tierfs.fs import direct
 from tierfs.fs.extra import ExtraRequests
 from tierfs.fs.ops import TierfsOperations
 from tierfs.mount import gauges
+from tierfs.mount.checkpoints import CheckpointHandlers
 from tierfs.mount.front import NAMES_FD, Front, NativeFront, PythonFront
 from tierfs.mount.handlers import Handlers
 from tierfs.mount.parts import Parts, open_parts
@@ -127,6 +128,7 @@ class Engine:
             )
             server = ControlServer(Path(record.socket_path), owner_uid=os.getuid())
             Handlers(parts, self, nursery).register(server)
+            CheckpointHandlers(parts, nursery).register(server)
             await nursery.start(server.serve)
             if self._settings.metrics_address:
                 await nursery.start(parts.serve_metrics, self._settings.metrics_address)
@@ -226,6 +228,7 @@ class Engine:
                 # Whoever has it open writes on after this process: so it stays dirty, for the next mount.
                 with contextlib.suppress(TierfsError):
                     await parts.publisher.publish_now(ino)
+            await parts.commits.finish()
         if parts.replicator is not None:
             with trio.move_on_after(min(self.grace_s, REPLICA_GRACE_S)):
                 await parts.replicator.settle()

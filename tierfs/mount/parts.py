@@ -15,6 +15,9 @@ import trio
 
 from tierfs import exporter
 from tierfs.cache.residency import Cache
+from tierfs.checkpoint.commits import Commits
+from tierfs.checkpoint.pending import PendingFiles
+from tierfs.checkpoint.writing import ManifestWriter
 from tierfs.config import Settings
 from tierfs.errors import TransientStoreError
 from tierfs.fs.handles import HandleTable
@@ -77,6 +80,7 @@ class Parts:
     refresher: Refresher
     contents: ContentTable
     publisher: Publisher
+    commits: Commits
     deletions: Deletions
     unfinished: UnfinishedUploads
     readahead: ReadAheadTable
@@ -100,6 +104,7 @@ class Parts:
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start the background tasks that belong to no other part."""
+        nursery.start_soon(self.commits.run)
         nursery.start_soon(self.readahead.run)
         nursery.start_soon(self.remote.run)
         nursery.start_soon(self.services.interrupts.run)
@@ -185,6 +190,17 @@ async def open_parts(
     deletions.on_progress = publisher.note_progress
     deletions.on_needed = parking.on_parked = publisher.note_now
     cache.set_drain(publisher.make_room)
+    commits = Commits(
+        db,
+        ManifestWriter(store, cache, prefix),
+        refresher,
+        publisher,
+        PendingFiles(state_dir / "checkpoints"),
+        now_ns,
+        read_only=settings.read_only,
+    )
+    await trio.to_thread.run_sync(commits.load)
+    publisher.holds = commits.is_held
     readahead = ReadAheadTable(cache, settings, following=following_in(db), metrics=metrics)
     services = Services(
         settings=settings,
@@ -193,6 +209,7 @@ async def open_parts(
         refresher=refresher,
         contents=contents,
         publisher=publisher,
+        commits=commits,
         readahead=readahead,
         handles=HandleTable(),
         kernel=kernel,
@@ -212,6 +229,7 @@ async def open_parts(
         refresher=refresher,
         contents=contents,
         publisher=publisher,
+        commits=commits,
         deletions=deletions,
         unfinished=unfinished,
         readahead=readahead,

@@ -7,7 +7,7 @@ question was asked; if it was renamed meanwhile, ``DirectoryMoved`` ends the att
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from tierfs.errors import NamespaceError, NotFound, ObjectNotFound
-from tierfs.namespace import point, publish, records
+from tierfs.namespace import adoption, point, publish, records
 from tierfs.namespace.db import Database
 from tierfs.namespace.listing import (
     Changes,
@@ -154,6 +154,14 @@ class Lister:
 
         await self._commit(absent)
         return False
+
+    async def adopt(self, path: bytes, files: Mapping[bytes, ObjectInfo]) -> None:
+        """See ``Refresher.adopt``."""
+        names = list(files)
+        for start in range(0, max(len(names), 1), SWEEP_ENTRIES):
+            some = {name: files[name] for name in names[start : start + SWEEP_ENTRIES]}
+            with self._begin() as listing:
+                await self._commit(partial(adoption.adopt, path=path, files=some, listing=listing))
 
     async def look_at_marker(self, ino: int) -> None:
         """The user metadata of a directory's own object, if it has one."""

@@ -27,7 +27,11 @@ RESERVED_PREFIX = ".tierfs/"
 
 def key_of_path(txn: ReadTransaction, path: bytes, is_dir: bool) -> str:
     """The object key of a path below the mount's root; of a directory its marker, ending in ``/``."""
-    prefix = txn.tables.prefix
+    return key_below(txn.tables.prefix, path, is_dir)
+
+
+def key_below(prefix: str, path: bytes, is_dir: bool) -> str:
+    """The same, of a mount whose keys begin with ``prefix``."""
     key = prefix + encode_path(path) + ("/" if is_dir and path else "")
     if key_size_bytes(key) > MAX_KEY_BYTES:
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -44,7 +44,7 @@ from tierfs.namespace.questions import Questions
 from tierfs.namespace.schema import EPOCH_0, NUL_EPOCH_0, pack_u64, unpack_inode
 from tierfs.namespace.transaction import ReadTransaction
 from tierfs.store.base import LIST_PAGE_KEYS, ObjectStore
-from tierfs.types import ROOT_INO, Inode
+from tierfs.types import ROOT_INO, Inode, ObjectInfo
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -241,6 +241,14 @@ class Refresher:
         for name in filter(None, names.split(b"/")):
             inode = await self.lookup(inode.ino, name)
         return await self._crawler.import_below(inode.ino, jobs, progress, metadata=metadata)
+
+    async def adopt(self, path: bytes, files: Mapping[bytes, ObjectInfo]) -> None:
+        """Somebody who knows says which objects are in directory ``path``: by name, no request is made.
+
+        They are believed like a listing of this moment. Names that are known are left as they are. Raises
+        ``NotADirectory``; ``NotFound`` if the directory has just been removed here.
+        """
+        await self._lister.adopt(path, files)
 
     # -- one step towards an answer -----------------------------------------------------------------------
 

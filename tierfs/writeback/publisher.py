@@ -36,6 +36,7 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 RETRY_SOON_S = 0.2
 RESCAN_S = 10.0
+HELD_LOOK_S = 5.0
 BLOCKED_ATTEMPTS = 50
 SCAN_BATCH = 1000
 BURST_WINDOW_S = 0.25
@@ -110,6 +111,11 @@ class Publisher:
         self.on_changed: Callable[[int], None] = lambda ino: None
         """Called with an inode that was announced, or whose publication has ended."""
         self.on_deletion: Callable[[], None] = lambda: None
+        self._hurried_by = 0
+        """How many wait for the backlog, so that nothing is held back."""
+        self.holds: Callable[[int], bool] = lambda ino: False
+        """Whether an inode had better wait: it is in a directory that is being written, under another name
+        than it will have. Given by ``checkpoint``."""
         self.failures: dict[int, Failure] = {}
         self.published_count = 0
 
@@ -247,6 +253,11 @@ class Publisher:
         """Its object may be getting another key or ETag right now, or soon."""
         return ino in self._running or ino in self._due_at
 
+    @property
+    def progress(self) -> trio.Event:
+        """Set when the backlog has shrunk the next time."""
+        return self._progress
+
     def note_progress(self) -> None:
         """Wake whoever waits for the backlog to shrink."""
         self._progress.set()
@@ -297,6 +308,9 @@ class Publisher:
         if inode is None or inode.nlink == 0:
             await self._db.commit(lambda txn: publish.forget_dirty(txn, ino, row.generation))
             return
+        if not force and not self._hurried_by and self.holds(ino):
+            self.note(ino, HELD_LOOK_S)
+            return
         if ino in self._make_way:
             self._make_way.discard(ino)
             await self._parking.make_way(ino)
@@ -336,6 +350,13 @@ class Publisher:
         left has failed at least once since the call: the caller says so and may wait again. Files that
         are open for writing are not waited for.
         """
+        self._hurried_by += 1
+        try:
+            return await self._drain(progress, below)
+        finally:
+            self._hurried_by -= 1
+
+    async def _drain(self, progress: Callable[[int, int], None] | None, below: bytes) -> bool:
         if not below:
             await self._note_all(0.0)
         self._deletions.note(0.0)
@@ -410,14 +431,18 @@ class Publisher:
         Hurries the backlog and waits until something was published. False: nothing can be published.
         """
         before = self.published_count
-        await self._note_all(0.0)
-        while self.published_count == before:
-            if not self._running and all(ino in self.failures for ino in self._due_at):
-                return False
-            event = self._progress
-            with trio.move_on_after(1.0):
-                await event.wait()
-        return True
+        self._hurried_by += 1
+        try:
+            await self._note_all(0.0)
+            while self.published_count == before:
+                if not self._running and all(ino in self.failures for ino in self._due_at):
+                    return False
+                event = self._progress
+                with trio.move_on_after(1.0):
+                    await event.wait()
+            return True
+        finally:
+            self._hurried_by -= 1
 
 
 def _mark_moved(txn: WriteTransaction, inos: list[int], now_ns: int) -> None:

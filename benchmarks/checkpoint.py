@@ -1,0 +1,358 @@
+"""``python -m benchmarks.checkpoint``: what a checkpoint costs the job, the store, and the restart.
+
+N processes write a shard each (4 MiB writes, fsync, close) at one moment: through tierfs (native front), into
+a plain directory on the disk of its write tier, and through JuiceFS without and with ``--writeback`` where it
+is found. Then the same shards come back to a mount that has nothing local. All on one S3 server that this
+program starts, in rounds that alternate; ratios are formed within a round. What the lines mean:
+
+* *pulse*: from the first write to the last close, that is how long training is blocked.
+* *drain*: from the end of the pulse until all of it is in the store. tierfs does not upload before: its
+  upload delay is set to an hour, and ``tierfs flush`` ends it (the start of this command is counted). Against
+  *uploader*: tierfs's store client alone, parts of the same size, the better of 8 and 16 at a time.
+* *commit*: after that, until the manifest is in the store (``tierfs checkpoint commit --wait``).
+* *restore*: ``tierfs checkpoint restore --wait`` on a new mount with an empty tier and state directory.
+* *cold read*: the same, and N processes read a shard each instead. Against *raw*: plain HTTP GETs of the
+  same bytes in pieces of 8 MiB by 16 processes, without any of our code.
+
+The server's own data are in its page cache, for everybody alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.compare.guard import Hung, WorkFailed, guarded
+from benchmarks.compare.peer import MIB, Peer, PeerFailed, Site, run
+from benchmarks.compare.peers import (
+    PROGRAMS,
+    JuiceFs,
+    JuiceFsSqlite,
+    JuiceFsSqliteWriteback,
+    JuiceFsWriteback,
+    Plain,
+    Tierfs,
+)
+from benchmarks.compare.stage import find_binaries, stage
+from benchmarks.loops import Outcome, Task, read_files, together, write_file
+from benchmarks.plan import pieces
+from benchmarks.quick import machine
+from benchmarks.samples import Metric, table
+from benchmarks.servers import ServerFailed, credentials
+from benchmarks.sources import S3Source, environment
+from tierfs.config import Settings
+from tierfs.store.base import ObjectStore, Part
+from tierfs.store.open import open_store
+
+WRITE_BYTES = 4 * MIB
+PART_BYTES = 16 * MIB
+RAW_READERS = 16
+UPLOADERS = (8, 16)
+LIMIT_S = 900.0
+"""For one step of one target."""
+PLAIN, TIERFS, UPLOADER, RAW = "plain", "tierfs", "uploader", "raw"
+GOALS = {"pulse": (PLAIN, 1 / 1.1), "drain": (UPLOADER, 0.9), "restore": (RAW, 0.9), "cold read": (RAW, 0.9)}
+"""Line -> against whom, and how many times as good tierfs is wanted to be at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``ranks`` shards of ``shard_bytes`` each."""
+
+    ranks: int
+    shard_bytes: int
+    rounds: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.ranks * self.shard_bytes
+
+    def shards(self, directory: Path) -> list[str]:
+        return [str(directory / f"rank{rank}.pt") for rank in range(self.ranks)]
+
+
+class Waiting(Tierfs):
+    """Nothing is uploaded before somebody asks for it."""
+
+    name = TIERFS
+
+    def mount_command(self) -> list[str]:
+        return [*super().mount_command(), "--upload-delay", "3600"]
+
+
+class WaitingPython(Waiting):
+    front = "python"
+
+
+class Benchmark:
+    """All lines, one round at a time."""
+
+    def __init__(self, site: Site, scale: Scale, peers: Sequence[Peer]) -> None:
+        self._site = site
+        self._scale = scale
+        self._peers = list(peers)
+        self.metrics = {
+            name: Metric(name, unit, higher_is_better=unit != "s")
+            for name, unit in (
+                ("pulse", "s"), ("drain", "MiB/s"), ("commit", "s"), ("restore", "MiB/s"),
+                ("cold read", "MiB/s"),
+            )
+        }  # fmt: skip
+
+    def measure(self, number: int) -> None:
+        """Everybody's turn, forwards in one round and backwards in the next. Raises PeerFailed and others."""
+        turns: list[Callable[[], None]] = [partial(self._peer, peer) for peer in self._peers]
+        turns.append(self._store)
+        for turn in reversed(turns) if number % 2 else turns:
+            turn()
+
+    def _peer(self, peer: Peer) -> None:
+        say(peer.name)
+        os.sync()
+        peer.forget()
+        peer.mount()
+        try:
+            directory = peer.directory / "step"
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            shards = self._scale.shards(directory)
+            tasks = [write_file(path, self._scale.shard_bytes, WRITE_BYTES) for path in shards]
+            self.metrics["pulse"].add(peer.name, self._timed(tasks, peer).seconds)
+            if peer.name != PLAIN:
+                self._into_the_store(peer)
+                self._come_back(peer, shards)
+            shutil.rmtree(directory)
+            peer.drain(LIMIT_S)
+            peer.unmount()
+        except BaseException:
+            peer.abandon()
+            raise
+
+    def _into_the_store(self, peer: Peer) -> None:
+        began = time.monotonic()
+        peer.drain(LIMIT_S)
+        if isinstance(peer, Tierfs):
+            self._add_rate("drain", TIERFS, time.monotonic() - began)
+            began = time.monotonic()
+            self._checkpoint(peer, "commit", "--wait")
+            self.metrics["commit"].add(TIERFS, time.monotonic() - began)
+
+    def _come_back(self, peer: Peer, shards: Sequence[str]) -> None:
+        self._start_anew(peer)
+        if isinstance(peer, Tierfs):
+            began = time.monotonic()
+            self._checkpoint(peer, "restore", "--wait")
+            self._add_rate("restore", TIERFS, time.monotonic() - began)
+            self._start_anew(peer)
+        tasks = [read_files([path]) for path in shards]
+        self._add_rate("cold read", peer.name, self._timed(tasks, peer).seconds)
+
+    def _start_anew(self, peer: Peer) -> None:
+        peer.unmount()
+        peer.forget()
+        peer.mount()
+
+    def _checkpoint(self, peer: Peer, *words: str) -> None:
+        command = [sys.executable, "-m", "tierfs", "checkpoint", words[0], str(peer.directory / "step")]
+        run([*command, *words[1:]], limit_s=LIMIT_S, environment=peer.environment)
+
+    def _store(self) -> None:
+        """What the store takes and gives without a file system."""
+        say("the store alone")
+        url = f"s3://{self._site.bucket}/alone"
+        with environment(credentials(self._site.endpoint_url)):
+            seconds = []
+            for threads in UPLOADERS:
+                uploaded = partial(upload, url, self._scale, threads)
+                seconds.append(guarded(uploaded, LIMIT_S, lambda: None))
+            self._add_rate("drain", UPLOADER, min(seconds))
+            source = S3Source(url, "")
+            ranges = [
+                piece
+                for rank in range(self._scale.ranks)
+                for piece in pieces(f"rank{rank}.pt", self._scale.shard_bytes)
+            ]
+            readers = min(RAW_READERS, len(ranges))
+            tasks = [source.direct(ranges[first::readers]) for first in range(readers)]
+            rate = self._timed(tasks, None).seconds
+            self._add_rate("restore", RAW, rate)
+            self._add_rate("cold read", RAW, rate)
+            guarded(partial(remove, url), LIMIT_S, lambda: None)
+
+    def _timed(self, tasks: Sequence[Task], peer: Peer | None) -> Outcome:
+        found = guarded(lambda: together(tasks), LIMIT_S, peer.abandon if peer is not None else lambda: None)
+        if found.amount != self._scale.total_bytes:
+            raise WorkFailed(f"{found.amount} bytes were moved, not {self._scale.total_bytes}")
+        return found
+
+    def _add_rate(self, name: str, target: str, seconds: float) -> None:
+        self.metrics[name].add(target, self._scale.total_bytes / MIB / seconds)
+
+
+def upload(url: str, scale: Scale, threads: int) -> float:
+    """Seconds for the store client to put all shards, that many parts at a time. In a process of its own."""
+    store, prefix = _open(url)
+    body = os.urandom(min(PART_BYTES, scale.shard_bytes))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda number: store.list_page(f"{prefix}{number}"), range(threads)))  # connections
+        began = time.monotonic()
+        keys = [f"{prefix}rank{rank}.pt" for rank in range(scale.ranks)]
+        if scale.shard_bytes <= PART_BYTES:
+            list(pool.map(lambda key: store.put(key, body), keys))
+        else:
+            uploads = list(pool.map(store.start_multipart, keys))
+            parts = list(pool.map(partial(_part, store, body), _parts_of(keys, uploads, scale.shard_bytes)))
+            for key, upload_id in zip(keys, uploads, strict=True):
+                store.complete_multipart(key, upload_id, [part for owner, part in parts if owner == key])
+        seconds = time.monotonic() - began
+    store.close()
+    return seconds
+
+
+def _parts_of(
+    keys: Sequence[str], uploads: Sequence[str], size_bytes: int
+) -> Iterator[tuple[str, str, int, int]]:
+    """(key, upload, number, length)"""
+    for offset in range(0, size_bytes, PART_BYTES):
+        for key, upload_id in zip(keys, uploads, strict=True):
+            yield key, upload_id, offset // PART_BYTES + 1, min(PART_BYTES, size_bytes - offset)
+
+
+def _part(store: ObjectStore, body: bytes, part: tuple[str, str, int, int]) -> tuple[str, Part]:
+    key, upload_id, number, length = part
+    return key, store.upload_part(key, upload_id, number, memoryview(body)[:length])
+
+
+def remove(url: str) -> None:
+    """Delete everything below a URL. In a process of its own."""
+    store, prefix = _open(url)
+    page = store.list_page(prefix, recursive=True)
+    store.delete_many([found.key for found in page.objects])
+    store.close()
+
+
+def _open(url: str) -> tuple[ObjectStore, str]:
+    return open_store(Settings(source=url, mountpoint="/", state_dir="/"))
+
+
+def chosen(site: Site, front: str) -> tuple[list[Peer], list[str]]:
+    """Who takes part, and for all others why not. JuiceFS keeps its metadata in Redis where that is here."""
+    own = WaitingPython if front == "python" else Waiting
+    peers: list[Peer] = [Plain(site), own(site)]
+    if reason := peers[1].missing():
+        raise PeerFailed(f"tierfs: {reason}")
+    kinds = (JuiceFs, JuiceFsWriteback) if site.redis_url else (JuiceFsSqlite, JuiceFsSqliteWriteback)
+    left_out = []
+    for kind in kinds:
+        peer = kind(site)
+        if reason := peer.missing():
+            left_out.append(f"{peer.name}: {reason}")
+        else:
+            peers.append(peer)
+    volumes = {peer.volume: peer for peer in peers if isinstance(peer, JuiceFs)}
+    for peer in volumes.values():
+        peer.prepare()
+    return peers, left_out
+
+
+def goals(metrics: dict[str, Metric]) -> list[str]:
+    lines = []
+    for name, (reference, wanted) in GOALS.items():
+        ratio = metrics[name].ratio(TIERFS, reference)
+        if ratio is not None:
+            verdict = "met   " if ratio >= wanted else "MISSED"
+            lines.append(f"{verdict} {name}: {ratio:.2f} x {reference}, wanted {wanted:.2f}")
+    return lines
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoint", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--ranks", type=int, default=8, help="processes, and shards (8)")
+    parser.add_argument("--shard-mib", type=int, default=512, help="size of a shard (512)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="shards of 64 MiB")
+    parser.add_argument("--tiny", action="store_true", help="only see whether it works")
+    parser.add_argument("--front", choices=("native", "python"), default="native")
+    parser.add_argument("--minio", metavar="BINARY", help="MinIO as the store instead of SeaweedFS")
+    parser.add_argument(
+        "--binaries", type=Path, action="append", default=[], help="a directory with programs (juicefs, weed)"
+    )
+    parser.add_argument("--work-dir", type=Path, help="on the disk of the tier (default: a temporary one)")
+    parser.add_argument("--json", type=Path, help="write all values to this file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    shard_bytes = (1 if options.tiny else 64 if options.quick else options.shard_mib) * MIB
+    scale = Scale(2 if options.tiny else options.ranks, shard_bytes, 1 if options.tiny else options.rounds)
+    about = machine()
+    began = time.monotonic()
+    binaries = find_binaries(options.binaries, [*PROGRAMS, "redis-server"], {})
+    minio = os.path.abspath(options.minio) if options.minio else None
+    work_dir = Path(tempfile.mkdtemp(prefix="tierfs-checkpoint-", dir=options.work_dir))
+    try:
+        with stage(work_dir, 3 * scale.total_bytes + 256 * MIB, binaries, minio) as found:
+            peers, left_out = chosen(found.site, options.front)
+            benchmark = Benchmark(found.site, scale, peers)
+            for number in range(scale.rounds):
+                benchmark.measure(number)
+            versions = {peer.name: peer.version() for peer in peers}
+            server = found.site.server.name
+            command = shlex.join(peers[1].mount_command())
+    except (ServerFailed, PeerFailed, Hung, WorkFailed) as error:
+        print(f"benchmarks.checkpoint: {error}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+    print(
+        f"machine   {about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, "
+        f"Linux {about['kernel']}, Python {about['python']}, load before {about['load']:.2f}",
+        f"store     {server} on loopback",
+        f"mount     {command}",
+        *(f"          {name}: {version}" for name, version in versions.items()),
+        *(f"without   {reason}" for reason in left_out),
+        f"command   {shlex.join(sys.orig_argv)}",
+        f"          {scale.ranks} x {shard_bytes // MIB} MiB, {scale.rounds} rounds "
+        f"in {time.monotonic() - began:.0f} s",
+        "",
+        table(benchmark.metrics.values(), TIERFS, [*(n for n in versions if n != TIERFS), UPLOADER, RAW]),
+        "",
+        *goals(benchmark.metrics),
+        sep="\n",
+    )
+    if options.json:
+        content = {
+            "machine": about,
+            "command": shlex.join(sys.orig_argv),
+            "versions": versions,
+            "left_out": left_out,
+            "ranks": scale.ranks,
+            "shard_bytes": shard_bytes,
+            "metrics": {name: metric.as_json(TIERFS) for name, metric in benchmark.metrics.items()},
+        }
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 0
+
+
+def say(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
