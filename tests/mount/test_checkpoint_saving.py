@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import xxhash
 
 import tierfs.checkpoint
 from tests.support.mount import Mounted, MountFactory, native_missing, wait_until
+from tests.support.posix import as_user, errno_of
 from tierfs.checkpoint import ranks, sessions
 from tierfs.control import protocol, registry
 from tierfs.control.client import ControlClient
@@ -152,6 +155,24 @@ def test_a_rank_that_is_killed_leaves_nothing_and_the_next_save_works(workdir: P
     assert os.listdir(workdir) == ["c"]
 
 
+def test_the_publishing_rank_killed_at_any_moment(workdir: Path) -> None:
+    chance = random.Random(5)
+    for number in range(4):
+        final = workdir / f"c{number}"
+        with running(final, "wait", "wait") as found:
+            for rank in found:
+                rank.written()
+            found[1].go_on()
+            killer = threading.Timer(chance.uniform(0.0, 0.03), found[0].process.kill)
+            found[0].go_on()
+            killer.start()
+            status, said = found[1].end()
+            killer.join()
+        assert status == (0 if final.exists() else 1), said
+        if final.exists():
+            assert is_whole(final, 2)
+
+
 def test_a_rank_that_raises_ends_the_save_for_all(workdir: Path) -> None:
     final = workdir / "c"
     with running(final, "", "fail") as found:
@@ -218,6 +239,36 @@ def test_a_block_that_raises_leaves_nothing(workdir: Path) -> None:
     assert os.listdir(workdir) == []
 
 
+def test_who_may_write_there_may_save_without_being_root(
+    shared_mount: Mounted, workdir: Path, other_user: tuple[int, int]
+) -> None:
+    (workdir / "theirs").mkdir()
+    os.chown(workdir / "theirs", *other_user)
+    (workdir / "roots").mkdir()
+
+    def save() -> None:
+        with tierfs.checkpoint.save(workdir / "theirs" / "c") as directory:
+            directory.shard("a").write_bytes(b"1")
+        tierfs.checkpoint.wait(workdir / "theirs" / "c", timeout_s=60)
+
+    as_user(*other_user, save)
+    assert manifest_of(shared_mount, workdir / "theirs" / "c")["shards"][0]["file"] == "a"
+    asked = b'{"action": "commit", "id": "00000000000000000000000000000000"}'
+    for refused in (workdir, workdir / "roots"):
+        ask = partial(os.setxattr, refused, "user.tierfs.checkpoint", asked)
+        assert errno_of(partial(as_user, *other_user, ask)) in (errno.EACCES, errno.EPERM)
+
+
+def test_training_processes_load_nothing_heavy() -> None:
+    code = "import sys, tierfs.checkpoint; print(*{name.partition('.')[0] for name in sys.modules})"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not {"trio", "pyfuse3", "boto3", "lmdb", "msgspec", "structlog", "typer"} & set(
+        answer.stdout.split()
+    )
+
+
 def test_elsewhere_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(NotSupported, match="not on a tierfs mount"), tierfs.checkpoint.save(tmp_path / "c"):
         pytest.fail("there is no mount")
@@ -253,23 +304,35 @@ def test_nodes_with_mounts_of_their_own_save_one_checkpoint(
     group = ThreadGroup(3)
     failures: list[BaseException] = []
 
-    def save(rank: int, mounted: Mounted) -> None:
+    def save(rank: int, mounted: Mounted, failing: int) -> None:
         try:
             order = sessions.Order(str(mounted.path / "c"), 1, False, True, 60.0)
             session = sessions.begin(order, ranks.Ranks(rank, 3, group.of(rank)))
+            if rank == failing:
+                session.fail(ValueError("on purpose"))
+                return
             Path(session.path, f"rank{rank}.pt").write_bytes(bytes([65 + rank]) * SIZE)
             session.finish([f"rank{rank}.pt"])
         except BaseException as error:
             failures.append(error)
 
-    threads = [
-        threading.Thread(target=save, args=(rank, mounted))
-        for rank, mounted in enumerate((first, first, second))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
+    def save_all(failing: int) -> None:
+        threads = [
+            threading.Thread(target=save, args=(rank, mounted, failing))
+            for rank, mounted in enumerate((first, first, second))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+
+    save_all(failing=2)
+    assert [str(error).partition(": ")[2] for error in failures] == [
+        "rank 2 failed: ValueError('on purpose')"
+    ] * 2
+    wait_until(lambda: os.listdir(first.path) == os.listdir(second.path) == [], "nothing is left")
+    failures.clear()
+    save_all(failing=-1)
     assert not failures
     tierfs.checkpoint.wait(first.path / "c", timeout_s=60)
     assert [(shard["file"], shard["rank"]) for shard in manifest_of(first, first.path / "c")["shards"]] == [
