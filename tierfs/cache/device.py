@@ -25,6 +25,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from tierfs.boot import boot_id as boot_id
 from tierfs.types import ContentId
 
 _FALLOC_FL_KEEP_SIZE = 1
@@ -48,14 +49,6 @@ K = TypeVar("K", bound=Hashable)
 
 class TierInUse(OSError):
     """Another process (or another mount of this one) holds the tier."""
-
-
-def boot_id() -> bytes:
-    """Names this boot of the kernel."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-    except OSError:
-        return b"unknown"
 
 
 def object_path(root: str, content_id: ContentId) -> str:

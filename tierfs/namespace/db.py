@@ -184,6 +184,7 @@ class Database:
         ``NamespaceError`` (in use, or unreadable).
         """
         path = directory / "namespace.lmdb"
+        is_new = not path.exists()
         lock_fd = None
         if not read_only:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -205,6 +206,8 @@ class Database:
                 environment.check_meta(txn, path, source, prefix)
             if not read_only:
                 db._start(now_ns(), source, prefix)
+                if is_new:
+                    environment.sync_names(path)
             return db
         except BaseException as error:
             env.close()

@@ -10,13 +10,13 @@ from typing import Final
 
 import lmdb
 
+from tierfs.boot import boot_id as boot_id
 from tierfs.errors import ConfigError, FormatError, NamespaceError
 from tierfs.namespace import records, schema
 from tierfs.namespace.transaction import TABLES, ReadTransaction, WriteTransaction
 
 _MAP_SIZES_BYTES: Final = tuple(gib * 1024**3 for gib in (1024, 256, 64, 16, 4, 1))
 _MAX_READERS: Final = 512
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def lock(directory: Path) -> int:
@@ -100,9 +100,14 @@ def initialise(txn: WriteTransaction, now_ns: int) -> None:
     records.make_root(txn, now_ns)
 
 
-def boot_id() -> bytes:
-    """Names this run of the machine."""
-    try:
-        return _BOOT_ID.read_bytes().strip()
-    except OSError:
-        return b"unknown"
+def sync_names(path: Path) -> None:
+    """The files of a new database survive a power cut by name, not only by content."""
+    for directory in (path, path.parent, path.parent.parent):
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            continue  # a directory above ours that we may only pass through: it has been there before
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -133,6 +133,8 @@ class Deletions:
     async def _delete(self, rows: Sequence[schema.DoomedRow]) -> None:
         keys = [row.key for row in rows]
         etags = {row.key: row.etag for row in rows if row.etag}  # empty: any version of ours may be there
+        # A power cut must not bring back a name, or a copy that is still to be made, whose object has gone.
+        await self._db.sync()
         answer = await trio.to_thread.run_sync(self._store.delete_many, keys, etags, abandon_on_cancel=True)
         replaced = {failure.key for failure in answer if failure.replaced}
         failures = [failure for failure in answer if not failure.replaced]

@@ -201,8 +201,10 @@ class ObjectWriter:
             content.kept_for_readers = row.generation if final and has_to_stay else None
             content.sealing = final = final and not has_to_stay
             try:
+                # Durable before the staging file goes: a record that a power cut took back would speak of it.
                 still_dirty = await self._db.commit(
-                    partial(self._record, inode=inode, row=row, info=info, links=links, final=final)
+                    partial(self._record, inode=inode, row=row, info=info, links=links, final=final),
+                    durable=final and content.staging is not None,
                 )
                 if not final or still_dirty:
                     return
