@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mount import Mounted, MountFactory
+from tests.support.mount import Mounted, MountFactory, wait_until
 from tests.support.sequence import tree_state
 from tierfs.control.client import ControlClient
 from tierfs.control.protocol import EvictRequest, FlushRequest
@@ -260,6 +260,19 @@ def test_reader_blocked_in_a_dead_mount_gets_an_error(mounted: Mounted) -> None:
     with pytest.raises(OSError, match=r"not connected|abort|canceled"):
         os.stat(mounted.path / "g")
     close_dead(handle)
+
+
+def test_removed_while_it_is_uploaded(mount_factory: MountFactory) -> None:
+    """The kernel has forgotten it before the upload ends: its object goes all the same."""
+    mounted = mount_factory(options=("--upload-delay", "0"))
+    mounted.fail({"kind": "block", "operation": "put"})
+    (mounted.path / "f").write_bytes(b"x" * 5000)
+    wait_until(lambda: '"claims": ["f"]' in mounted.cli("meta", "dump", str(mounted.path)).stdout, "its upload")
+    os.unlink(mounted.path / "f")
+    mounted.heal()
+    mounted.flush()
+    wait_until(lambda: not (mounted.store_dir / "f").exists(), "the end of its object")
+    wait_until(lambda: mounted.status()["backlog"]["deletes"] == 0, "nothing to be done")
 
 
 def test_file_written_twice_uploads_the_last_content(mounted: Mounted) -> None:

@@ -39,6 +39,9 @@ class Names:
         self._refresher = services.refresher
         self._forgotten: list[int] = []
         """Inodes that nobody can reach, to be reaped."""
+        self._forgotten_in_use: set[int] = set()
+        """The same, but their content is still in use here."""
+        services.contents.on_idle = self._forget_idle
         self._is_reaping = False
 
     async def lookup(self, parent: int, name: bytes) -> Inode:
@@ -231,9 +234,13 @@ class Names:
         """
         services = self._services
         for ino in inos:
-            if ino in services.orphans and services.contents.peek(ino) is None:
+            if ino not in services.orphans:
+                continue
+            if services.contents.peek(ino) is None:
                 services.orphans.discard(ino)
                 self._forgotten.append(ino)
+            else:
+                self._forgotten_in_use.add(ino)  # its upload is still under way, or its last close
         if self._is_reaping:
             return
         self._is_reaping = True
@@ -242,6 +249,12 @@ class Names:
                 await self._reap_forgotten()
         finally:
             self._is_reaping = False
+
+    async def _forget_idle(self, ino: int) -> None:
+        """Its last user has left: if the kernel had forgotten it before, it can go now."""
+        if ino in self._forgotten_in_use:
+            self._forgotten_in_use.discard(ino)
+            await self.forget([ino])
 
     async def _reap_forgotten(self) -> None:
         batch, self._forgotten = self._forgotten[:FORGET_BATCH], self._forgotten[FORGET_BATCH:]
@@ -258,7 +271,7 @@ class Names:
 
     async def _drop(self, inode: Inode) -> None:
         try:
-            await self._services.contents.drop_unlinked(inode)
+            await self._services.contents.drop_unlinked(inode, is_reaped=True)
         except TierfsError as error:
             log.warning("bytes without a name were not dropped", ino=inode.ino, reason=str(error))
 

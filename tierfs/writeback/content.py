@@ -14,7 +14,7 @@ for the lock instead of writing into a file that is about to become immutable.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -125,6 +125,8 @@ class ContentTable:
         """Inodes whose staging file is being opened or closed right now."""
         self.before_look: Callable[[], None] = _nothing
         """Takes in what happened on another thread; called before anybody looks for contents in use."""
+        self.on_idle: Callable[[int], Awaitable[None]] = _idle
+        """Awaited with an inode without a name whose last user has left."""
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -236,15 +238,22 @@ class ContentTable:
                 await self._drop(content, staging)
             elif staging is not None:
                 await staging.close()
+        if content.unlinked:
+            await self.on_idle(content.ino)
 
     async def _drop(self, content: FileContent, staging: Staging | None) -> None:
         if staging is not None:
+            # A power cut that brought the name back would find its bytes gone, fsynced or not.
+            await self._db.sync()
             await staging.discard()
         elif content.content_id != NO_CONTENT:
             await self._cache.forget(content.content_id)
 
-    async def drop_unlinked(self, inode: Inode) -> None:
-        """The last name of ``inode`` is gone: its bytes go now, or when the last user leaves."""
+    async def drop_unlinked(self, inode: Inode, *, is_reaped: bool = False) -> None:
+        """The last name of ``inode`` is gone: its bytes go now, or when the last user leaves.
+
+        ``is_reaped``: the inode itself has gone in a later commit, which has made that of the name durable.
+        """
         if not inode.is_regular:
             return
         self.before_look()
@@ -256,6 +265,8 @@ class ContentTable:
         elif inode.flags & schema.DATA_LOCAL:
             staging = await self._cache.open_staging(inode.content_id)
             if staging is not None:
+                if not is_reaped:
+                    await self._db.sync()
                 await staging.discard()
         elif inode.content_id != NO_CONTENT:
             await self._cache.forget(inode.content_id)
@@ -576,6 +587,10 @@ def _content_of(inode: Inode, ref: ObjectRef | None) -> FileContent:
 
 def _nothing() -> None:
     return None
+
+
+async def _idle(ino: int) -> None:
+    await trio.lowlevel.checkpoint()
 
 
 def check_size(size_bytes: int) -> None:
