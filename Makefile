@@ -5,9 +5,11 @@ CMAKE = PATH=$(CURDIR)/.venv/bin:$$PATH cmake
 FUZZ_SECONDS = 60
 COMPARE =
 TRAINING =
+STRIKES = 200
+SEED =
 SANITIZE = address;undefined
 
-.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench compare training clean
+.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench compare training faults clean
 
 help:
 	@echo "make install      system packages, .venv, .venv/bin/tierfs"
@@ -20,6 +22,7 @@ help:
 	@echo "make test-native-sanitized  the tests that mount, the front built with sanitizers"
 	@echo "make quick-bench  ratios to a plain directory and to the store's raw rate"
 	@echo "make compare      tierfs and its peers, side by side, 30 minutes (COMPARE=--quick: 5)"
+	@echo "make faults       kills, outages, power cuts at a mount (STRIKES=200 SEED=7), everything checked after each"
 	@echo "make training     data loaders, model files and DLIO on a mount and on a directory"
 
 install:
@@ -75,6 +78,11 @@ compare:
 
 training:
 	sh benchmarks/training/run.sh $(TRAINING)
+
+# Prints its seed; an episode that fails is kept and named.
+faults:
+	TIERFS_INSTALL_EXTRAS=test sh deploy/install.sh
+	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m tests.support.campaign.run --strikes $(STRIKES) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -119,6 +119,10 @@ class FakeS3:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def is_running(self) -> bool:
+        return self._server is not None
+
+    @property
     def source(self) -> str:
         return f"s3://{BUCKET}"
 
