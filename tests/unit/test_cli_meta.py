@@ -1,4 +1,4 @@
-"""``tierfs meta dump|load|check`` on a namespace without an engine."""
+"""``tierfs meta dump|load|check|backlog|drain`` on a namespace without an engine."""
 
 from __future__ import annotations
 
@@ -75,3 +75,13 @@ def test_a_state_directory_that_is_none(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["meta", "check", "--state-dir", str(tmp_path / "absent")]) == exit_codes.USAGE
     assert run(["meta", "check", "--state-dir", str(tmp_path)]) == exit_codes.FAILED
     capsys.readouterr()
+
+
+def test_backlog_and_drain_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "state"
+    with Database.open(directory, source="s3://bucket"):
+        pass
+    assert run(["meta", "backlog", str(directory), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"source": "s3://bucket", "uploads": [], "deletes": []}
+    assert run(["meta", "drain", str(directory)]) == exit_codes.FAILED
+    assert "engine.json" in capsys.readouterr().err

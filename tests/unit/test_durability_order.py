@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.support.engine import ROOT_CALLER, Engine, drained, objects_in, running_engine, settings_for
 from tests.support.watched_store import WatchedStore
@@ -23,16 +24,16 @@ from tierfs.types import ROOT_INO
 
 
 class Watch:
-    """Notes what goes, and whether the last commit was durable then."""
+    """Notes what goes, and whether there was a durable commit by then, both since ``begin``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gone: list[tuple[str, bool]] = []
-        self._durable = True
+        self._durable = False
         commit, unlink, move = Database._commit_group, device.unlink_if_there, sealing.move
 
         def watched_commit(db: Database, waiting: deque[Change[Any]]) -> list[Change[Any]]:
             group = commit(db, waiting)
-            self._durable = any(job.durable for job in group)
+            self._durable = self._durable or any(job.durable for job in group)
             return group
 
         def watched_unlink(path: str) -> None:
@@ -47,6 +48,17 @@ class Watch:
         monkeypatch.setattr(Database, "_commit_group", watched_commit)
         monkeypatch.setattr(device, "unlink_if_there", watched_unlink)
         monkeypatch.setattr(sealing, "move", watched_move)
+
+    def begin(self) -> None:
+        self.gone.clear()
+        self._durable = False
+
+    async def wait(self, what: str) -> bool:
+        """Until that has gone; whether there was a durable commit before."""
+        with trio.fail_after(60):
+            while what not in dict(self.gone):
+                await trio.sleep(0.005)
+        return dict(self.gone)[what]
 
     def note(self, what: str) -> None:
         self.gone.append((what, self._durable))
@@ -68,14 +80,15 @@ async def unlink(engine: Engine, name: bytes) -> None:
 
 async def test_a_staging_file_that_was_uploaded(tmp_path: Path, watch: Watch) -> None:
     async with running_engine(settings_for(tmp_path), wrap=watch.wrap) as engine:
+        watch.begin()
         await engine.write_file("f", b"x" * 5000)
-        await drained(engine)
-        assert watch.gone == [("sealed", True)]
+        assert await watch.wait("sealed")
 
 
 async def test_a_file_that_was_removed_before_its_upload(tmp_path: Path, watch: Watch) -> None:
     async with running_engine(settings_for(tmp_path), publishing=False, wrap=watch.wrap) as engine:
         await engine.write_file("f", b"x" * 5000)
+        watch.begin()
         await unlink(engine, b"f")
         assert watch.gone == [("file", True)]
 
@@ -84,6 +97,7 @@ async def test_a_file_that_was_open_when_it_was_removed(tmp_path: Path, watch: W
     async with running_engine(settings_for(tmp_path), publishing=False, wrap=watch.wrap) as engine:
         inode = await engine.write_file("f", b"x" * 5000)
         number = await engine.files.open(inode.ino, 0, ROOT_CALLER)
+        watch.begin()
         await unlink(engine, b"f")
         assert watch.gone == []
         await engine.files.release(number)
@@ -95,12 +109,17 @@ async def test_an_object_whose_file_was_removed_or_renamed(tmp_path: Path, watch
         await engine.write_file("f", b"x" * 5000)
         await engine.write_file("g", b"y" * 5000)
         await drained(engine)
-        watch.gone.clear()
+        with trio.fail_after(60):
+            while [what for what, _ in watch.gone].count("sealed") < 2:
+                await trio.sleep(0.005)
+        watch.begin()
         await unlink(engine, b"f")
+        assert await watch.wait("object")
         await drained(engine)
+        watch.begin()
         await engine.names.rename(ROOT_INO, b"g", ROOT_INO, b"h", 0)
+        assert await watch.wait("object")
         await drained(engine)
-        assert watch.gone == [("object", True)] * 2
         assert objects_in(engine.bucket) == {"h": b"y" * 5000}
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from tierfs import mountpoint, notify
-from tierfs.cli import exit_codes, native, output
+from tierfs.cli import exit_codes, native, output, remembered
 from tierfs.config import Settings
 from tierfs.config.tiers import remember_capacities
 from tierfs.errors import MountError, StoreError, TierfsError
@@ -247,8 +247,9 @@ def _obstacles(settings: Settings) -> list[str]:
 
 
 def remember(settings: Settings) -> None:
-    """What the next mount of this source has to know."""
+    """What the next mount of this source has to know, and ``meta drain``."""
     remember_capacities(settings)
+    remembered.write(settings)
 
 
 def announce(settings: Settings, decided: dict[str, Any], announcement: Announcement) -> None:

@@ -8,7 +8,6 @@ inherited.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -16,14 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import msgspec
-
 from tierfs import notify
-from tierfs.cli import exit_codes
+from tierfs.cli import exit_codes, remembered
 from tierfs.config import Settings
 from tierfs.errors import MountError, TierfsError
 
-SETTINGS_FILE = "engine.json"
 ANNOUNCEMENT = "TIERFS_ANNOUNCEMENT"
 REPORT_FD = 5
 """Where the first engine of a mount says how it went; see ``launch``."""
@@ -67,7 +63,7 @@ def become_front(settings: Settings, *, report: int | None = None, announcement:
         raise MountError("the native front is not built")
     os.environ[ANNOUNCEMENT] = announcement
     _find_this_package_again()
-    _write_settings(settings)
+    remembered.write(settings)
     arguments = [str(front), "--state-dir", settings.state_dir, "--workers", str(WORKERS)]
     if report is not None:
         os.set_inheritable(report, True)
@@ -89,25 +85,6 @@ def _find_this_package_again() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(parent), *([known] if known else [])])
 
 
-def _write_settings(settings: Settings) -> None:
-    path = Path(settings.state_dir) / SETTINGS_FILE
-    temporary = path.with_suffix(".new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    # JSON with escapes: names of any bytes are legal in paths.
-    text = json.dumps(msgspec.to_builtins(settings))
-    with open(os.open(temporary, flags, 0o600), "w", encoding="ascii") as file:
-        file.write(text)
-    os.replace(temporary, path)
-
-
-def _read_settings(state_dir: str) -> Settings:
-    path = Path(state_dir) / SETTINGS_FILE
-    try:
-        return msgspec.convert(json.loads(path.read_text("ascii")), Settings)
-    except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise MountError(f"{path}: cannot read it: {error}") from None
-
-
 def main(arguments: Sequence[str]) -> int:
     """The engine under a front; returns the exit status."""
     from tierfs.cli import launch
@@ -115,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     report = _report()
     announcement = os.environ.pop(ANNOUNCEMENT, "none")
     try:
-        settings = _read_settings(arguments[0])
+        settings = remembered.read(arguments[0])
 
         def on_ready(decided: dict[str, Any]) -> None:
             launch.remember(settings)

@@ -83,6 +83,9 @@ def _print(reply: StatusReply) -> None:
         print("  backlog  nothing: all is in the store")
     if reply.replica is not None:
         _print_replica(reply.replica)
+    if backlog.conflicts:
+        moved = f"{files(backlog.conflicts)} moved aside: another node had written the same object"
+        print(f"  conflict {moved} ('*.conflict-*', see the log)")
     for failure in backlog.failed:
         print(f"  failed   {printable(failure.path)}: {printable(failure.message)}")
     print()

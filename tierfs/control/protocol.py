@@ -147,6 +147,8 @@ class Backlog(msgspec.Struct, kw_only=True):
     oldest_s: float = 0.0
     deletes: int = 0
     failed: list[Failure] = []
+    conflicts: int = 0
+    """Files that got a ``.conflict-`` name since the engine started: another node wrote the same object."""
 
 
 class ReplicaStatus(msgspec.Struct, kw_only=True):

@@ -142,6 +142,7 @@ class Handlers:
             oldest_s=max(oldest_s, 0.0),
             deletes=deletes,
             failed=self._failures(),
+            conflicts=self._parts.publisher.conflicts,
         )
 
     def _replica(self) -> p.ReplicaStatus | None:

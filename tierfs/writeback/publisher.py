@@ -33,7 +33,7 @@ from tierfs.writeback.upload import ContentChanged
 log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
+LONGEST_PAUSE_S = 30.0
 RETRY_SOON_S = 0.2
 RESCAN_S = 10.0
 HELD_LOOK_S = 5.0
@@ -118,6 +118,11 @@ class Publisher:
         than it will have. Given by ``checkpoint``."""
         self.failures: dict[int, Failure] = {}
         self.published_count = 0
+
+    @property
+    def conflicts(self) -> int:
+        """Files that were moved aside because another node had written their object."""
+        return self._writer.conflicts
 
     def note(self, ino: int, delay_s: float | None = None) -> None:
         """``ino`` may have to be published, not before ``delay_s`` (default: the upload delay)."""
