@@ -14,6 +14,8 @@ import msgspec
 import pytest
 import trio
 
+from tests.support.fake_s3 import fake_s3
+from tests.support.stores import environment
 from tierfs import mountpoint
 from tierfs.cli import exit_codes, output, target
 from tierfs.cli.app import run
@@ -318,6 +320,23 @@ def test_sizes_and_times_for_people() -> None:
     assert output.printable("a\nb\udcff\x1b") == "a\\nb\\udcff\\x1b"
 
 
+@pytest.mark.parametrize("fault", ["", "not_implemented", "access_denied"])
+def test_doctor_says_whether_parts_are_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    with fake_s3() as server, environment(server.environment):
+        if fault:
+            server.fault(fault, operation="copy_part")
+        options = ["--endpoint-url", server.endpoint_url, "--state-dir", str(tmp_path / "state"), "--json"]
+        run(["doctor", server.source, *options])
+        checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+        assert checks["bucket"]["level"] == "ok"
+        assert checks["part copy"]["level"] == ("note" if fault else "ok")
+        assert ("sent whole" in checks["part copy"]["advice"]) == bool(fault)
+        assert server.bucket.keys() == []
+        assert server.bucket.uploads == {}
+
+
 def test_doctor_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = ["--state-dir", str(tmp_path / "state")]
     source = tmp_path / "source"
@@ -326,6 +345,8 @@ def test_doctor_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     shown = json.loads(capsys.readouterr().out)
     checks = {check["name"]: check for check in shown["checks"]}
     assert checks["bucket"]["level"] == "ok"
+    assert checks["part copy"]["level"] == "ok"
+    assert list(source.iterdir()) == []
     assert checks["disk speed"]["found"]
     assert {"FUSE device", "kernel", "native front", "passthrough", "io_uring", "permissions", "free space"} <= set(checks)
     assert run(["doctor", str(tmp_path / "absent"), *state]) == exit_codes.FAILED

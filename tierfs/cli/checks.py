@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import secrets
 import shutil
 import tempfile
 import time
@@ -14,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tierfs.errors import ConfigError, TierfsError
+from tierfs.errors import ConfigError, StoreAccessDenied, TierfsError
 
 if TYPE_CHECKING:
     from tierfs.config import Settings
@@ -66,7 +67,10 @@ def run(given: dict[str, object], config_file: str | None) -> Iterator[Result]:
     if settings.source.startswith("s3://"):
         yield _guarded("credentials", lambda: credentials(settings))
         yield _guarded("clock", lambda: clock(settings))
-    yield _guarded("bucket", lambda: bucket(settings))
+    result = _guarded("bucket", lambda: bucket(settings))
+    yield result
+    if result.level == "ok" and not settings.read_only:
+        yield _guarded("part copy", lambda: part_copy(settings))
 
 
 def _guarded(name: str, check: Callable[[], Result]) -> Result:
@@ -357,3 +361,33 @@ def bucket(settings: Settings) -> Result:
             "bucket", "blocks", str(error), "compare with what 'aws s3 ls' says for the same bucket"
         )
     return Result("bucket", "ok", f"{settings.source} can be listed ({took_s * 1000:.0f} ms)")
+
+
+def part_copy(settings: Settings) -> Result:
+    """Whether what has not changed in a large file need not be sent again.
+
+    Writes two objects to a bucket, and removes them.
+    """
+    from msgspec.structs import replace
+
+    from tierfs.store.open import open_store
+    from tierfs.store.part_copy import why_no_part_copy
+
+    name, fine = "part copy", "of a large file that was changed in part only the changed parts are sent"
+    if not settings.source.startswith("s3://"):
+        return Result(name, "ok", fine)
+    store, prefix = open_store(replace(settings, store_timeout_s=min(settings.store_timeout_s, 10.0)))
+    try:
+        reason = why_no_part_copy(store, f"{prefix}.tierfs/probe-{secrets.token_hex(8)}")
+    except StoreAccessDenied as error:
+        return Result(name, "note", f"not tried, nothing may be written here: {error}")
+    finally:
+        store.close()
+    if reason is not None:
+        return Result(
+            name,
+            "note",
+            reason,
+            "a large file that was changed in part is sent whole; nothing else is affected",
+        )
+    return Result(name, "ok", fine)

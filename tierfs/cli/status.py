@@ -86,6 +86,11 @@ def _print(reply: StatusReply) -> None:
     if backlog.conflicts:
         moved = f"{files(backlog.conflicts)} moved aside: another node had written the same object"
         print(f"  conflict {moved} ('*.conflict-*', see the log)")
+    if backlog.copied_bytes:
+        print(
+            f"  sent     {size(backlog.sent_bytes)} of files, and "
+            f"{size(backlog.copied_bytes)} copied in the store, which had them already"
+        )
     for failure in backlog.failed:
         print(f"  failed   {printable(failure.path)}: {printable(failure.message)}")
     print()

@@ -140,7 +140,11 @@ class TierStatus(msgspec.Struct, kw_only=True):
 
 
 class Backlog(msgspec.Struct, kw_only=True):
-    """What is not in the store yet. ``oldest_s``: for how long the oldest of it has been waiting."""
+    """What is not in the store yet. ``oldest_s``: for how long the oldest of it has been waiting.
+
+    Since the engine started: ``sent_bytes`` of files went to the store, and ``copied_bytes`` were copied
+    there instead, because the store had them already.
+    """
 
     files: int = 0
     bytes: int = 0
@@ -149,6 +153,8 @@ class Backlog(msgspec.Struct, kw_only=True):
     failed: list[Failure] = []
     conflicts: int = 0
     """Files that got a ``.conflict-`` name since the engine started: another node wrote the same object."""
+    sent_bytes: int = 0
+    copied_bytes: int = 0
 
 
 class ReplicaStatus(msgspec.Struct, kw_only=True):

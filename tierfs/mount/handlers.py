@@ -143,6 +143,8 @@ class Handlers:
             deletes=deletes,
             failed=self._failures(),
             conflicts=self._parts.publisher.conflicts,
+            sent_bytes=self._parts.uploader.bytes_sent,
+            copied_bytes=self._parts.uploader.bytes_copied,
         )
 
     def _replica(self) -> p.ReplicaStatus | None:

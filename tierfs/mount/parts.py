@@ -27,7 +27,7 @@ from tierfs.fs.ops import send_notice
 from tierfs.fs.remote import RemoteChanges
 from tierfs.fs.services import Services
 from tierfs.metrics import Metrics
-from tierfs.namespace import records, schema, tree
+from tierfs.namespace import publish, records, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.refresh import Refresher
 from tierfs.namespace.transaction import WriteTransaction
@@ -40,9 +40,11 @@ from tierfs.types import ROOT_INO
 from tierfs.writeback.claims import KeyClaims
 from tierfs.writeback.content import ContentTable
 from tierfs.writeback.deletions import Deletions
+from tierfs.writeback.equal_parts import EqualParts
 from tierfs.writeback.in_flight import InodesInFlight, KeysInFlight
 from tierfs.writeback.objects import ObjectWriter
 from tierfs.writeback.parking import Parking
+from tierfs.writeback.part_index import PartIndex
 from tierfs.writeback.publisher import Publisher
 from tierfs.writeback.replica.replicator import Replicator
 from tierfs.writeback.unfinished import UnfinishedUploads
@@ -82,6 +84,7 @@ class Parts:
     publisher: Publisher
     commits: Commits
     deletions: Deletions
+    uploader: Uploader
     unfinished: UnfinishedUploads
     readahead: ReadAheadTable
     kernel: KernelCaches
@@ -165,11 +168,19 @@ async def open_parts(
     remote = RemoteChanges(db, contents, kernel)
     refresher = Refresher(db, store, settings, prefix, now_ns, remote.report)
     unfinished = UnfinishedUploads(state_dir / "uploads", store)
+    part_index = await trio.to_thread.run_sync(PartIndex.open, state_dir / "parts.lmdb")
+    stack.callback(part_index.close)
+    with db.read() as txn:
+        probe_key = f"{prefix}{publish.RESERVED_PREFIX}probe-{publish.file_system_id(txn)}"
+    equal_parts = EqualParts(
+        store, part_index, unfinished, probe_key, part_size_bytes=settings.part_size_bytes
+    )
     uploader = Uploader(
         store,
         unfinished,
+        equal_parts,
+        metrics,
         concurrency=settings.upload_concurrency,
-        part_size_bytes=settings.part_size_bytes,
         memory_bytes=settings.memory_budget_bytes // 2,
     )
     keys, inodes = KeysInFlight(), InodesInFlight()
@@ -182,6 +193,7 @@ async def open_parts(
         cache,
         contents,
         uploader,
+        equal_parts,
         claims,
         now_ns,
         on_renamed=lambda parent, old, new: kernel.entry_gone(parent, old),
@@ -231,6 +243,7 @@ async def open_parts(
         publisher=publisher,
         commits=commits,
         deletions=deletions,
+        uploader=uploader,
         unfinished=unfinished,
         readahead=readahead,
         kernel=kernel,
@@ -254,7 +267,6 @@ async def _open_replicator(
         store,
         unfinished,
         concurrency=settings.upload_concurrency,
-        part_size_bytes=settings.part_size_bytes,
         memory_bytes=settings.memory_budget_bytes // 4,
     )
     replicator = Replicator(

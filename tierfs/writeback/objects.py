@@ -31,6 +31,7 @@ from tierfs.store.base import UNCONDITIONAL, Condition, ObjectStore
 from tierfs.types import ContentId, Inode, ObjectInfo, ObjectRef
 from tierfs.writeback.claims import KeyClaims
 from tierfs.writeback.content import ContentTable, FileContent, check_size
+from tierfs.writeback.equal_parts import EqualParts
 from tierfs.writeback.in_flight import NotYet
 from tierfs.writeback.upload import Uploader
 
@@ -71,6 +72,7 @@ class ObjectWriter:
         cache: Cache,
         contents: ContentTable,
         uploader: Uploader,
+        equal_parts: EqualParts,
         claims: KeyClaims,
         now_ns: Callable[[], int],
         on_renamed: Callable[[int, bytes, bytes], None],
@@ -82,6 +84,7 @@ class ObjectWriter:
         self._cache = cache
         self._contents = contents
         self._uploader = uploader
+        self._equal_parts = equal_parts
         self._claims = claims
         self._now_ns = now_ns
         self._on_renamed = on_renamed
@@ -159,14 +162,16 @@ class ObjectWriter:
             return await staging.read(offset, length) if staging is not None else b""
 
         tag = self._tag(content.content_id)
+        plan = await self._equal_parts.plan(keys[0], inode.uid, size)
         info = await self._write_conditionally(
             inode.ino,
             keys[0],
             tag,
             lambda condition: self._uploader.upload(
-                keys[0], size, read, unchanged, object_metadata(inode, tag), condition
+                plan, read, unchanged, object_metadata(inode, tag), condition
             ),
         )
+        await self._equal_parts.keep(plan, info)
         links = await self._copy_links(inode, info, keys[1:])
         await self._finish(content, inode, state.row, info, links, unchanged)
 
@@ -334,11 +339,7 @@ class ObjectWriter:
         tag = self._tag(inode.content_id)
 
         async def copy(condition: Condition) -> ObjectInfo:
-            return await self._run(
-                partial(
-                    self._store.copy, source, key, metadata=object_metadata(inode, tag), condition=condition
-                )
-            )
+            return await self._uploader.copy(source, key, object_metadata(inode, tag), condition)
 
         if source.key == key:
             # The copy is pinned to the version that it replaces.
@@ -363,19 +364,17 @@ class ObjectWriter:
             raise TierFailed(f"{key}: its {inode.size_bytes} bytes are neither here nor in the store")
         ref = ObjectRef(inode.content_id, key, "", inode.size_bytes)
         tag = self._tag(inode.content_id)
-        return await self._write_conditionally(
+        plan = await self._equal_parts.plan(key, inode.uid, inode.size_bytes)
+        info = await self._write_conditionally(
             inode.ino,
             key,
             tag,
             lambda condition: self._uploader.upload(
-                key,
-                inode.size_bytes,
-                partial(self._cache.read, ref),
-                lambda: True,
-                object_metadata(inode, tag),
-                condition,
+                plan, partial(self._cache.read, ref), lambda: True, object_metadata(inode, tag), condition
             ),
         )
+        await self._equal_parts.keep(plan, info)
+        return info
 
     async def _put_known(self, inode: Inode, key: str) -> ObjectInfo:
         """An empty file, a link or a special file: all of it stands in the namespace."""

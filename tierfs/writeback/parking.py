@@ -141,7 +141,7 @@ class Parking:
             # Doomed until it is recorded: should the process die in between, the copy goes.
             await self._db.commit(partial(publish.doom, key=key, etag="", now_ns=self._now_ns(), ino=owner))
             try:
-                info = await self._uploader.call(partial(self._store.copy, current.info, key))
+                info = await self._uploader.copy(current.info, key)
             except (ObjectNotFound, PreconditionFailed):
                 return  # it has moved or gone: the next attempt, or who reads it, gets to know
             await self._db.commit(lambda txn: record(txn, info))

@@ -3,40 +3,57 @@
 Other nodes may be uploading into the same bucket, so the store's own list of unfinished uploads does not
 say which are ours. A note is one small file named after nothing but a counter; it needs no fsync, because
 a power cut that loses the note also loses at most an upload that the bucket's own life cycle rule ends.
+
+The store names an upload when it has started it. Should the process die before it knows that name, the note
+has the key alone: then the store's list is asked, and what it shows for that key and from that time on goes.
+That could be an upload of another node, to the very object that this one was writing: it would begin anew.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
-from tierfs.errors import StoreError
+from tierfs.errors import StoreAccessDenied, StoreError, StoreUnsupported
 from tierfs.store.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 
 
+SKEW_NS = 15 * 60 * 10**9
+"""Servers refuse requests of clients whose clock is further off."""
+
+
 class UnfinishedUploads:
     """``directory`` is private to one mount. Methods block: worker threads only."""
 
-    def __init__(self, directory: Path, store: ObjectStore) -> None:
+    def __init__(self, directory: Path, store: ObjectStore, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._directory = directory
         self._store = store
+        self._now_ns = now_ns
 
-    def note(self, key: str, upload_id: str) -> Path:
-        """Remember an upload; returns what ``done`` takes."""
+    def note(self, key: str) -> Path:
+        """An upload to ``key`` is about to start; returns what ``started`` and ``done`` take."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._directory / f"{os.getpid()}-{os.urandom(8).hex()}.json"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"key": key, "upload_id": upload_id}, file)
+            json.dump({"key": key, "noted_ns": self._now_ns()}, file)
         return path
 
+    def started(self, note: Path, key: str, upload_id: str) -> None:
+        """The store calls it ``upload_id``."""
+        new = note.with_suffix(".new")
+        new.write_text(json.dumps({"key": key, "upload_id": upload_id}), encoding="utf-8")
+        new.replace(note)
+
     def done(self, note: Path) -> None:
-        """The upload was completed or aborted."""
+        """The upload was completed or aborted, or never started."""
         note.unlink(missing_ok=True)
 
     def abort_all(self) -> int:
@@ -44,15 +61,38 @@ class UnfinishedUploads:
         aborted = 0
         if not self._directory.is_dir():
             return 0
+        for path in self._directory.glob("*.new"):
+            path.unlink(missing_ok=True)
         for path in self._directory.glob("*.json"):
+            key = ""
             try:
                 note = json.loads(path.read_text(encoding="utf-8"))
-                self._store.abort_multipart(str(note["key"]), str(note["upload_id"]))
+                key = str(note["key"])
+                if "upload_id" in note:
+                    self._store.abort_multipart(key, str(note["upload_id"]))
+                    aborted += 1
+                else:
+                    aborted += self._abort_unnamed(key, int(note["noted_ns"]))
+            except (StoreAccessDenied, StoreUnsupported) as error:
+                log.warning("unfinished upload not aborted", key=key, reason=str(error))
+                if "upload_id" in note:
+                    continue
+                # The list will not be had next time either.
             except StoreError as error:
-                log.warning("unfinished upload not aborted", key=note.get("key"), reason=str(error))
+                log.warning("unfinished upload not aborted", key=key, reason=str(error))
                 continue
             except (ValueError, KeyError, TypeError):
                 log.warning("unreadable note of an unfinished upload dropped", path=str(path))
             path.unlink(missing_ok=True)
-            aborted += 1
         return aborted
+
+    def _abort_unnamed(self, key: str, noted_ns: int) -> int:
+        """Whatever has been started for that key since then."""
+        found = [
+            upload
+            for upload in self._store.list_unfinished_uploads(key)
+            if upload.key == key and upload.started_ns >= noted_ns - SKEW_NS
+        ]
+        for upload in found:
+            self._store.abort_multipart(key, upload.upload_id)
+        return len(found)

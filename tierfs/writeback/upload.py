@@ -1,5 +1,7 @@
 """One upload: the bytes of a ``FileContent`` become one plain object.
 
+Parts that the store has already are copied there instead of sent: ``equal_parts`` says which.
+
 The bytes may change while they are read. An upload never publishes a mixture: the staging file's
 ``generation`` is compared after the last byte was read and before the request that makes the object
 visible. A small file is read into memory whole before its PUT; a large one goes up in parts, and is
@@ -21,12 +23,23 @@ from typing import TypeVar
 import trio
 
 from tierfs.cache.memory import ByteBudget
-from tierfs.errors import TierfsError
-from tierfs.store.base import Condition, ObjectStore, Part, part_size_for
+from tierfs.errors import (
+    ObjectNotFound,
+    PreconditionFailed,
+    StoreError,
+    TierfsError,
+    TransientStoreError,
+)
+from tierfs.metrics import Metrics
+from tierfs.store.base import MAX_SINGLE_COPY_BYTES, UNCONDITIONAL, Condition, ObjectStore, Part
 from tierfs.types import ObjectInfo
+from tierfs.writeback.equal_parts import EqualParts, PartPlan
+from tierfs.writeback.part_index import StoredParts
 from tierfs.writeback.unfinished import UnfinishedUploads
 
 T = TypeVar("T")
+SENT_BYTES = "tierfs_upload_sent_bytes_total"
+COPIED_BYTES = "tierfs_upload_copied_bytes_total"
 ABORT_TIMEOUT_S = 30
 ReadRange = Callable[[int, int], Awaitable[bytes]]
 """``read(offset, length)``: exactly that many bytes, unless the file shrank."""
@@ -43,72 +56,79 @@ class Uploader:
         self,
         store: ObjectStore,
         unfinished: UnfinishedUploads,
+        equal_parts: EqualParts | None = None,
+        metrics: Metrics | None = None,
         *,
         concurrency: int,
-        part_size_bytes: int,
         memory_bytes: int,
     ) -> None:
+        """``equal_parts``: None where nothing is ever copied instead of sent."""
+        metrics = metrics or Metrics()
         self._store = store
         self._unfinished = unfinished
+        self._equal_parts = equal_parts
         self._limiter = trio.CapacityLimiter(concurrency)
         # Bytes are taken from before a body is read into memory until it is sent.
         self._memory = ByteBudget(memory_bytes)
         self._concurrency = concurrency
-        self._part_size_bytes = part_size_bytes
-        self.bytes_sent = 0
+        self._sent = metrics.counter(SENT_BYTES, "File data sent to the object store.")
+        self._copied = metrics.counter(
+            COPIED_BYTES, "File data that was copied in the object store instead of being sent."
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """File data sent since the mount began, of uploads that came to nothing too."""
+        return self._sent.value
+
+    @property
+    def bytes_copied(self) -> int:
+        """File data that was copied on the server instead."""
+        return self._copied.value
 
     async def upload(
         self,
-        key: str,
-        size_bytes: int,
+        plan: PartPlan,
         read: ReadRange,
         unchanged: Callable[[], bool],
         metadata: Mapping[str, str],
         condition: Condition,
     ) -> ObjectInfo:
-        """Publish ``size_bytes`` bytes under ``key``.
+        """Publish ``plan.size_bytes`` bytes under ``plan.key``.
 
         ``read(offset, length)`` is awaited for exactly that many bytes. Raises ``ContentChanged``,
         ``PreconditionFailed`` (somebody else wrote the key) and any other ``StoreError``.
         """
-        if size_bytes <= self._part_size_bytes:
-            async with self._holding(size_bytes):
-                body = await _read_exactly(read, 0, size_bytes)
-                if not unchanged():
-                    raise ContentChanged(f"{key}: changed while it was read for upload")
-                info = await self.call(
-                    lambda: self._store.put(key, body, metadata=metadata, condition=condition)
-                )
-            self.bytes_sent += size_bytes
-            return info
-        return await self._multipart(key, size_bytes, read, unchanged, metadata, condition)
+        if plan.count > 1:
+            return await self._multipart(plan, read, unchanged, metadata, condition)
+        key, size_bytes = plan.key, plan.size_bytes
+        async with self._holding(size_bytes):
+            body = await _read_exactly(read, 0, size_bytes)
+            if not unchanged():
+                raise ContentChanged(f"{key}: changed while it was read for upload")
+            info = await self.call(lambda: self._store.put(key, body, metadata=metadata, condition=condition))
+        self._sent.add(size_bytes)
+        return info
 
     async def _multipart(
         self,
-        key: str,
-        size_bytes: int,
+        plan: PartPlan,
         read: ReadRange,
         unchanged: Callable[[], bool],
         metadata: Mapping[str, str],
         condition: Condition,
     ) -> ObjectInfo:
-        part_size = part_size_for(size_bytes, self._part_size_bytes)
+        key = plan.key
+        note = await self.call(lambda: self._unfinished.note(key))
+        # Should it be started and nobody learn of that, the note stays: it names what there is to abort.
         upload_id = await self.call(lambda: self._store.start_multipart(key, metadata=metadata))
-        note = await self.call(lambda: self._unfinished.note(key, upload_id))
+        await self.call(lambda: self._unfinished.started(note, key, upload_id))
         parts: dict[int, Part] = {}
-        numbers = iter(range(1, -(-size_bytes // part_size) + 1))
+        numbers = iter(range(1, plan.count + 1))
 
         async def send() -> None:
             for number in numbers:
-                offset = (number - 1) * part_size
-                length = min(part_size, size_bytes - offset)
-                async with self._holding(length):
-                    body = await _read_exactly(read, offset, length)
-                    if not unchanged():
-                        raise ContentChanged(f"{key}: changed while it was read for upload")
-                    request = partial(self._store.upload_part, key, upload_id, number, body)
-                    parts[number] = await self.call(request)
-                self.bytes_sent += len(body)
+                parts[number] = await self._part(plan, upload_id, number, read, unchanged)
 
         try:
             await _in_parallel(send, self._concurrency)
@@ -123,6 +143,75 @@ class Uploader:
                 await self._abort(key, upload_id, note)
             raise
         await self.call(lambda: self._unfinished.done(note))
+        return info
+
+    async def _part(
+        self, plan: PartPlan, upload_id: str, number: int, read: ReadRange, unchanged: Callable[[], bool]
+    ) -> Part:
+        """Send a part, or have it copied."""
+        offset, length = plan.span(number)
+        while True:
+            async with self._holding(length):
+                body = await _read_exactly(read, offset, length)
+                if not unchanged():
+                    raise ContentChanged(f"{plan.key}: changed while it was read for upload")
+                source = await self._source_of(plan, number, body)
+                if source is None:
+                    request = partial(self._store.upload_part, plan.key, upload_id, number, body)
+                    part = await self.call(request)
+                    self._sent.add(length)
+                    return part
+                del body
+            copied = await self._copied_part(plan, upload_id, number, source, length)
+            if copied is not None:
+                self._copied.add(length)
+                return copied
+
+    async def _source_of(self, plan: PartPlan, number: int, body: bytes) -> tuple[StoredParts, int] | None:
+        if self._equal_parts is None or not plan.compares:
+            return None
+        # Not to be left behind by a cancellation, as requests are: the index is closed in the end.
+        source = await trio.to_thread.run_sync(plan.source_of, number, body)
+        return source if source is not None and await self._equal_parts.can_copy() else None
+
+    async def _copied_part(
+        self, plan: PartPlan, upload_id: str, number: int, source: tuple[StoredParts, int], length: int
+    ) -> Part | None:
+        """A part copied on the server; None if that version cannot be copied from (any more)."""
+        row, offset = source
+        request = partial(self._store.copy_part, plan.key, upload_id, number, row.info, offset, length)
+        try:
+            return await self.call(request)
+        except (PreconditionFailed, ObjectNotFound):
+            await trio.to_thread.run_sync(plan.reject, row)
+        except TransientStoreError:
+            raise
+        except StoreError as error:
+            if self._equal_parts is not None:
+                self._equal_parts.give_up(str(error))
+        return None
+
+    async def copy(
+        self,
+        source: ObjectInfo,
+        key: str,
+        metadata: Mapping[str, str] | None = None,
+        condition: Condition = UNCONDITIONAL,
+    ) -> ObjectInfo:
+        """``ObjectStore.copy``; what a crash leaves of a copy in parts is aborted at the next start."""
+        request = partial(self._store.copy, source, key, metadata=metadata, condition=condition)
+        if source.size_bytes <= MAX_SINGLE_COPY_BYTES:
+            info = await self.call(request)
+        else:
+            note = await self.call(lambda: self._unfinished.note(key))
+            try:
+                info = await self.call(request)
+            except StoreError:
+                await self.call(lambda: self._unfinished.done(note))
+                raise
+            await self.call(lambda: self._unfinished.done(note))
+        if self._equal_parts is not None:
+            await self._equal_parts.keep_copy(source, info)
         return info
 
     @asynccontextmanager

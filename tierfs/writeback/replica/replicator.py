@@ -19,10 +19,11 @@ from tierfs.errors import FormatError, NotFound, StoreError, TierFailed, TierfsE
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.metadata import metadata_of
-from tierfs.store.base import UNCONDITIONAL, part_size_for
+from tierfs.store.base import UNCONDITIONAL
 from tierfs.store.retry import RetryingStore
 from tierfs.types import Inode
 from tierfs.writeback.content import ContentTable, FileContent
+from tierfs.writeback.equal_parts import plain_plan
 from tierfs.writeback.replica import record as records
 from tierfs.writeback.replica.record import FORMAT, ReplicaRecord
 from tierfs.writeback.unfinished import UnfinishedUploads
@@ -337,7 +338,9 @@ class Replicator:
         """The bytes into the replica, and the record of them, which is not there yet."""
         inode, staging = wanted.inode, content.staging
         size_bytes = inode.size_bytes
-        part_bytes = part_size_for(size_bytes, self._part_size_bytes)
+        key = records.data_key(self._place, self._file_system, inode.ino, os.urandom(8).hex())
+        plan = plain_plan(key, size_bytes, self._part_size_bytes)
+        part_bytes = plan.part_size_bytes
         digests: dict[int, str] = {}
         made = ReplicaRecord(
             format=FORMAT, file_system=self._file_system, source=self._source, ino=inode.ino,
@@ -359,8 +362,7 @@ class Replicator:
                 digests[offset + start] = await trio.to_thread.run_sync(records.digest, part)
             return body
 
-        key = records.data_key(self._place, self._file_system, inode.ino, os.urandom(8).hex())
-        info = await self._uploader.upload(key, size_bytes, read, unchanged, {}, UNCONDITIONAL)
+        info = await self._uploader.upload(plan, read, unchanged, {}, UNCONDITIONAL)
         ordered = [digests[offset] for offset in sorted(digests)]
         return _replace(made, data_key=key, data_etag=info.etag, digests=ordered)
 

@@ -1,0 +1,88 @@
+"""Notes of multipart uploads: what the next start aborts, and what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.memory_store import MemoryStore
+from tierfs.errors import StoreAccessDenied, StoreUnavailable
+from tierfs.writeback.unfinished import SKEW_NS, UnfinishedUploads
+
+NOW_NS = 1_000 * SKEW_NS
+
+
+def open_uploads(store: MemoryStore) -> list[str]:
+    return [upload.upload_id for upload in store.list_unfinished_uploads("")]
+
+
+def noted(directory: Path, store: MemoryStore) -> UnfinishedUploads:
+    return UnfinishedUploads(directory, store, now_ns=lambda: NOW_NS)
+
+
+def test_an_upload_with_a_name_is_aborted(tmp_path: Path) -> None:
+    store = MemoryStore()
+    uploads = noted(tmp_path, store)
+    ours, theirs = store.start_multipart("k"), store.start_multipart("k")
+    uploads.started(uploads.note("k"), "k", ours)
+    assert noted(tmp_path, store).abort_all() == 1
+    assert open_uploads(store) == [theirs]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_without_a_name_is_looked_for(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.now_ns = lambda: NOW_NS - 2 * SKEW_NS  # type: ignore[method-assign]
+    older = store.start_multipart("k")
+    store.now_ns = lambda: NOW_NS - SKEW_NS // 2  # type: ignore[method-assign]
+    beside = store.start_multipart("k2")
+    store.start_multipart("k")
+    noted(tmp_path, store).note("k")
+    assert noted(tmp_path, store).abort_all() == 1
+    assert open_uploads(store) == [older, beside]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_never_started_leaves_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    noted(tmp_path, store).note("k")
+    assert noted(tmp_path, store).abort_all() == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_notes_are_kept_while_the_store_fails(tmp_path: Path) -> None:
+    store = MemoryStore()
+    uploads = noted(tmp_path, store)
+    named = uploads.note("k")
+    uploads.started(named, "k", store.start_multipart("k"))
+    uploads.note("k")
+
+    def fail(operation: str, key: str) -> None:
+        raise StoreUnavailable("down")
+
+    store.fail = fail
+    assert noted(tmp_path, store).abort_all() == 0
+    assert len(list(tmp_path.iterdir())) == 2
+    store.fail = None
+    noted(tmp_path, store).abort_all()
+    assert open_uploads(store) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_lists_no_uploads_is_asked_once(tmp_path: Path) -> None:
+    store = MemoryStore()
+    noted(tmp_path, store).note("k")
+
+    def fail(operation: str, key: str) -> None:
+        raise StoreAccessDenied("no")
+
+    store.fail = fail
+    assert noted(tmp_path, store).abort_all() == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_kill_left_of_a_note(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "1-a.new").write_text('{"key"')
+    (tmp_path / "1-b.json").write_text("")
+    assert noted(tmp_path, store).abort_all() == 0
+    assert list(tmp_path.iterdir()) == []
