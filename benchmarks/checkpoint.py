@@ -10,7 +10,8 @@ program starts, in rounds that alternate; ratios are formed within a round. What
   upload delay is set to an hour, and ``tierfs flush`` ends it (the start of this command is counted). Against
   *uploader*: tierfs's store client alone, parts of the same size, the better of 8 and 16 at a time.
 * *commit*: after that, until the manifest is in the store (``tierfs checkpoint commit --wait``).
-* *restore*: ``tierfs checkpoint restore --wait`` on a new mount with an empty tier and state directory.
+* *restore*: ``tierfs checkpoint restore --wait`` on a new mount with an empty tier and state directory; the
+  start of the command is counted, so small checkpoints come off badly.
 * *cold read*: the same, and N processes read a shard each instead. Against *raw*: plain HTTP GETs of the
   same bytes in pieces of 8 MiB by 16 processes, without any of our code.
 

@@ -225,3 +225,10 @@ def needs_mount(front: str) -> None:
     """For tests that say nothing about a plain directory."""
     if front == "plain":
         pytest.skip("about a real mount, not about a plain directory")
+
+
+@pytest.fixture
+def one_front(front: str) -> None:
+    """For tests of what has nothing to do with the front: the native one where it is there."""
+    if front == "python" and not native_missing():
+        pytest.skip("the same with both fronts")

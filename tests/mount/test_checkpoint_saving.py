@@ -22,7 +22,7 @@ import pytest
 import xxhash
 
 import tierfs.checkpoint
-from tests.support.mount import Mounted, MountFactory, native_missing, wait_until
+from tests.support.mount import Mounted, MountFactory, wait_until
 from tests.support.posix import as_user, errno_of
 from tierfs.checkpoint import ranks, sessions
 from tierfs.control import protocol, registry
@@ -88,13 +88,6 @@ def running(final: Path, *behaviours: str) -> Iterator[list[Rank]]:
         for rank in found:
             rank.process.kill()
             rank.process.communicate(timeout=30)
-
-
-@pytest.fixture
-def one_front(front: str) -> None:
-    """For what has nothing to do with the front."""
-    if front == "python" and not native_missing():
-        pytest.skip("the same with both fronts")
 
 
 def manifest_of(mounted: Mounted, final: Path) -> dict[str, Any]:
@@ -221,6 +214,12 @@ def test_an_existing_checkpoint_is_refused_or_exchanged(shared_mount: Mounted, w
     tierfs.checkpoint.wait(final, timeout_s=60)
     with pytest.raises(FileExistsError), tierfs.checkpoint.save(final):
         pytest.fail("it exists")
+    (workdir / "file").write_bytes(b"")
+    (workdir / "link").symlink_to("latest")
+    for name in ("file", "link"):
+        with pytest.raises(FileExistsError), tierfs.checkpoint.save(workdir / name, replace=True):
+            pytest.fail("it is no directory")
+        (workdir / name).unlink()
     with open(final / "a", "rb") as reader:
         with tierfs.checkpoint.save(final, step=2, replace=True) as directory:
             (directory / "b").write_bytes(b"2")
@@ -230,6 +229,15 @@ def test_an_existing_checkpoint_is_refused_or_exchanged(shared_mount: Mounted, w
     tierfs.checkpoint.wait(final, timeout_s=60)
     assert manifest_of(shared_mount, final)["step"] == 2
     shared_mount.cli("checkpoint", "verify", str(final), "--full")
+
+
+def test_an_unmount_waits_for_the_manifest(one_front: None, mount_factory: MountFactory) -> None:
+    mounted = mount_factory()
+    mounted.fail({"kind": "latency", "operation": "put", "seconds": 0.5})
+    with tierfs.checkpoint.save(mounted.path / "c") as directory:
+        (directory / "a").write_bytes(b"1")
+    mounted.umount()
+    assert [shard["file"] for shard in manifest_of(mounted, mounted.path / "c")["shards"]] == ["a"]
 
 
 def test_a_block_that_raises_leaves_nothing(workdir: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import tierfs.checkpoint
 from tests.support.mount import Mounted, MountFactory, wait_until
 from tests.support.sequence import RandomOperations, Replica, tree_state
 from tests.support.weed import ACCESS_KEY, SECRET_KEY, shared_weed, weed_missing
@@ -195,3 +197,28 @@ def test_wrong_credentials(mount_factory: MountFactory, bucket: Bucket) -> None:
     mounted = mount_factory.prepare(**settings)
     with pytest.raises(AssertionError, match=r"(?i)denied|credential|403|signature"):
         mounted.start()
+
+
+def test_a_checkpoint_is_what_its_manifest_says(
+    one_front: None, mount_factory: MountFactory, bucket: Bucket
+) -> None:
+    mounted = mount_factory(**bucket.settings(prefix="/team"))
+    data = {"rank0.pt": os.urandom(17 * MIB), "rank1.pt": os.urandom(1000), "d/empty": b""}
+    with tierfs.checkpoint.save(mounted.path / "runs" / "step-1", step=1) as directory:
+        (directory / "d").mkdir()
+        for name, content in data.items():
+            (directory / name).write_bytes(content)
+    tierfs.checkpoint.wait(mounted.path / "runs" / "step-1", timeout_s=90)
+    known = json.loads(bucket.get("team/.tierfs/checkpoints/runs/step-1.json"))
+    found = {shard["key"]: shard["size_bytes"] for shard in known["shards"]}
+    assert found == {f"team/runs/step-1/{name}": len(content) for name, content in data.items()}
+    (listed,) = mounted.json("checkpoint", "list")["checkpoints"]
+    assert (listed["path"], listed["state"]) == ("runs/step-1", "in the store"), listed
+    mounted.cli("checkpoint", "verify", str(mounted.path / "runs" / "step-1"), "--full")
+    other = mount_factory(**bucket.settings(prefix="/team"))
+    lists = other.status()["store"]["requests"].get("list", 0)
+    other.cli("checkpoint", "restore", str(other.path / "runs" / "step-1"), "--wait")
+    requests = other.status()["store"]["requests"]
+    assert requests.get("list", 0) == lists
+    for name, content in data.items():
+        assert (other.path / "runs" / "step-1" / name).read_bytes() == content

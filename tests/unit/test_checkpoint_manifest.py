@@ -98,6 +98,10 @@ def test_keys_that_are_no_manifests() -> None:
     for key in ("team/.tierfs/checkpoints/a", "team/a.json", "team/.tierfs/checkpoints/.json",
                 "team/.tierfs/checkpoints/a/../b.json", "team/.tierfs/checkpoints/a/.json"):  # fmt: skip
         assert manifest.path_of_manifest(PREFIX, key) is None, key
+    assert manifest.path_of_manifest(PREFIX, "team/.tierfs/checkpoints/.tierfs/x.json") is None
+    for path in (b"../x", b"a/../x", b"/x", b"a//b", b"a/", b".tierfs/x", b".tierfs"):
+        with pytest.raises(InvalidArgument, match="no place for a checkpoint"):
+            manifest.manifest_key(PREFIX, path)
     with pytest.raises(InvalidArgument, match="root"):
         manifest.manifest_key(PREFIX, b"")
     with pytest.raises(InvalidArgument, match="too long"):

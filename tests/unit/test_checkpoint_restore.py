@@ -14,7 +14,7 @@ import trio
 from tests.support.engine import ROOT_CALLER, Engine, drained, objects_in, running_engine, settings_for
 from tests.support.watched_store import WatchedStore
 from tierfs.control import protocol as p
-from tierfs.errors import CheckpointError, ManifestDamaged
+from tierfs.errors import CheckpointError, ManifestDamaged, ReadOnly
 from tierfs.mount.checkpoints import CheckpointHandlers
 from tierfs.namespace import tree
 from tierfs.store.base import ObjectStore
@@ -93,6 +93,22 @@ async def test_restore_makes_no_listing(tmp_path: Path) -> None:
             assert await engine.read_file(found.ino) == data
         assert engine.parts.store.counts.by_operation["get"] == gets, "nothing is fetched twice"
         assert engine.parts.store.counts.by_operation.get("list", 0) == 0
+
+
+async def test_a_read_only_mount_restores_and_changes_nothing(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    async with running_engine(settings) as engine:
+        contents = await save(engine, "c")
+    place = tmp_path / "readonly"
+    place.mkdir()
+    reader = settings_for(place, source=settings.source, read_only=True)
+    async with running_engine(reader) as engine, handlers_of(engine) as handlers:
+        reply = await handlers.restore(p.CheckpointRestoreRequest(path=b"c", wait=True), nothing)
+        assert (reply.failed, reply.cached_bytes) == ([], sum(map(len, contents.values())))
+        with pytest.raises(ReadOnly):
+            await handlers.remove(p.CheckpointRemoveRequest(path=b"c"), nothing)
+        with pytest.raises(ReadOnly):
+            await handlers.commit(p.CheckpointCommitRequest(path=b"c"), nothing)
 
 
 async def test_restored_names_agree_with_a_listing_made_later(tmp_path: Path) -> None:

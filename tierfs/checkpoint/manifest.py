@@ -18,6 +18,7 @@ import msgspec
 from tierfs import __version__
 from tierfs.errors import InvalidArgument, ManifestDamaged
 from tierfs.namespace.objects import key_below
+from tierfs.namespace.schema import RESERVED_NAME
 from tierfs.store.base import MAX_KEY_BYTES, MAX_OBJECT_BYTES
 from tierfs.store.keys import decode_key, encode_path, key_size_bytes
 
@@ -72,6 +73,9 @@ def manifest_key(prefix: str, path: bytes) -> str:
     """Where the manifest of the checkpoint at ``path`` lies. Raises ``InvalidArgument``."""
     if not path:
         raise InvalidArgument("a checkpoint is a directory below the root of the mount, not the root itself")
+    if not _is_place(path):
+        text = path.decode("utf-8", "backslashreplace")
+        raise InvalidArgument(f"{text}: no place for a checkpoint (.tierfs is tierfs's own, '..' leads away)")
     key = f"{prefix}{MANIFESTS}{encode_path(path)}{SUFFIX}"
     if key_size_bytes(key) > MAX_KEY_BYTES:
         raise InvalidArgument(
@@ -91,7 +95,16 @@ def path_of_manifest(prefix: str, key: str) -> bytes | None:
     if not key.startswith(start) or not key.endswith(SUFFIX):
         return None
     path = decode_key(key[len(start) : -len(SUFFIX)])
-    return None if not path or path.endswith(b"/") else path
+    return path if path and _is_place(path) else None
+
+
+def _is_place(path: bytes) -> bool:
+    """Whether a directory at ``path`` can be a checkpoint: a proper path, and not of what is tierfs's own."""
+    return (
+        decode_key(encode_path(path)) == path
+        and not path.endswith(b"/")
+        and path.partition(b"/")[0] != RESERVED_NAME
+    )
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -287,6 +287,8 @@ def _existing(path: str) -> str:
 
 
 def _refuse_existing(order: Order) -> None:
+    if os.path.lexists(order.final) and (os.path.islink(order.final) or not os.path.isdir(order.final)):
+        raise FileExistsError(errno.EEXIST, "what has this name is no directory", order.final)
     if not order.replace and os.path.lexists(order.final):
         raise FileExistsError(errno.EEXIST, "this checkpoint exists (replace=True replaces it)", order.final)
 
