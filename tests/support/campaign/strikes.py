@@ -10,6 +10,7 @@ import errno
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -122,9 +123,14 @@ def _full_by_others(arena: Arena, chance: random.Random) -> None:
 
 
 def _power_cut(arena: Arena, chance: random.Random) -> None:
-    if chance.random() < 0.3:
+    kind = chance.random()
+    if kind < 0.25:
         arena.server.stop()
         arena.let_write(chance.randint(3, 20))
+    elif kind < 0.75:
+        # When nobody changes names, the last commit is that of an upload, and no later one makes it durable.
+        arena.stop_writers()
+        time.sleep(chance.uniform(0.0, 0.5))
     arena.cut_power(chance.randrange(1 << 30))
     arena.heal()
 
