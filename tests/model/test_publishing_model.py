@@ -3,7 +3,7 @@
 An engine without a kernel on a directory. Every request that writes waits a random moment before it is done and
 another before its answer arrives. The model is a tree of plain Python objects; whenever the write-back has
 drained, the bucket must hold just what the model does, and at every write no other file may depend on the
-object that is overwritten.
+object that is overwritten. Snapshots made meanwhile keep every byte of their moment, until they are deleted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ import trio
 
 from tests.support.engine import ROOT_CALLER, Engine, running_engine, settings_for
 from tests.support.watched_store import WatchedStore
-from tierfs.errors import StoreUnavailable
+from tierfs.control.protocol import SnapshotCreateRequest, SnapshotDeleteRequest
+from tierfs.errors import StoreError, StoreUnavailable
 from tierfs.fs.attributes import AttributeChange
+from tierfs.mount.snapshots import SnapshotHandlers
 from tierfs.namespace import publish
+from tierfs.namespace.transaction import HISTORY_TABLES
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO
 
@@ -66,6 +69,9 @@ class Run:
         self.top = Folder()
         self.told: list[str] = []
         self.mistakes: list[str] = []
+        self.snapshots: dict[bytes, dict[str, bytes]] = {}
+        self.snapshots_made = 0
+        self.with_snapshots = seed % 2
         self.alive = False
         self.engine: Engine
         self.store: WatchedStore
@@ -87,6 +93,7 @@ class Run:
                         if interruption == "drain":
                             await self.check()
                 await self.check()
+                await self._delete_all_snapshots()
             finally:
                 self.alive = False
         return STEPS
@@ -138,6 +145,30 @@ class Run:
         different = {key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)}
         assert not different, f"{sorted(different)} differ after\n" + "\n".join(self.told[-60:])
         assert not self.mistakes, "\n".join([*self.mistakes, *self.told[-60:]])
+        for name, files in self.snapshots.items():
+            assert await self._read_snapshot(name) == files, f"{name!r} differs after\n" + "\n".join(
+                self.told[-60:]
+            )
+
+    async def _read_snapshot(self, name: bytes) -> dict[str, bytes]:
+        """Every file of a snapshot, as an application would read it."""
+        names, files = self.engine.names, self.engine.files
+        top = await names.lookup(ROOT_INO, b".tierfs")
+        root = await names.lookup((await names.lookup(top.ino, b"snapshots")).ino, name)
+        found: dict[str, bytes] = {}
+        waiting = [("", root.ino)]
+        while waiting:
+            above, ino = waiting.pop()
+            await names.open_directory(ino)
+            for entry, _, inode in names.read_directory(ino, 0):
+                path = above + entry.decode()
+                if inode.is_dir:
+                    waiting.append((path + "/", inode.ino))
+                    continue
+                number = await files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
+                found[path] = await files.read(number, 0, inode.size_bytes + 1)
+                await files.release(number)
+        return found
 
     def _left(self) -> list[str]:
         with self.engine.parts.db.read() as txn:
@@ -186,6 +217,7 @@ class Run:
     async def step(self) -> None:
         kinds = {"write": 10, "patch": 6, "truncate": 6, "chmod": 2, "unlink": 6, "rename": 10, "exchange": 4}
         kinds |= {"link": 6, "mkdir": 4, "rmdir": 1, "sleep": 4}
+        kinds |= {"snapshot": 2 * self.with_snapshots, "delete_snapshot": self.with_snapshots}
         (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
         await getattr(self, f"_{kind}")()
 
@@ -318,6 +350,43 @@ class Run:
         self._tell("rmdir", place)
         await self.engine.names.rmdir(await self._ino(place[0]), place[1].encode())
         del place[0].entries[place[1]]
+
+    async def _snapshot(self) -> None:
+        name = b"s%d" % self.snapshots_made
+        self.snapshots_made += 1
+        self.told.append(f"snapshot {name!r}")
+        for _ in range(100):
+            try:
+                await SnapshotHandlers(self.engine.parts).create(
+                    SnapshotCreateRequest(name=name), lambda progress: None
+                )
+                break
+            except StoreError:
+                await trio.sleep(0.05)
+        self.snapshots[name] = self.top.files()
+
+    async def _delete_snapshot(self) -> None:
+        if self.snapshots:
+            name = self.chance.choice(sorted(self.snapshots))
+            del self.snapshots[name]
+            self.told.append(f"delete snapshot {name!r}")
+            await SnapshotHandlers(self.engine.parts).delete(
+                SnapshotDeleteRequest(name=name), lambda progress: None
+            )
+
+    async def _delete_all_snapshots(self) -> None:
+        """Nothing is left of them: no old record, no copy of an object."""
+        while self.snapshots:
+            await self._delete_snapshot()
+        kept = self.engine.bucket / ".tierfs" / "snapshots"  # the directory goes with the last of them
+        with trio.fail_after(60):
+            while self._history_rows() or sum(len(names) for _, _, names in os.walk(kept)):
+                await trio.sleep(0.02)
+        await self.check()
+
+    def _history_rows(self) -> list[str]:
+        with self.engine.parts.db.read() as txn:
+            return [name for name in HISTORY_TABLES if txn.entries(getattr(txn.tables, name))]
 
     async def _sleep(self) -> None:
         await trio.sleep(self.chance.choice([0.0, 0.01, 0.05]))

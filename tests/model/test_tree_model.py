@@ -1,11 +1,13 @@
 """The namespace against a model of POSIX made of dicts, and the bucket against the names.
 
 Between operations the database is reopened, inodes are published and deleted as the write-back would,
-uploads are cut off by a crash, and directories are listed again: none of this may show in the tree.
+uploads are cut off by a crash, and directories are listed again: none of this may show in the tree. Snapshots are
+made, deleted and swept up after: each shows the tree of its moment, whatever happens afterwards.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import random
 import shutil
@@ -25,12 +27,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support import writeback_model as writeback
 from tests.support.namespace import DIRECTORY, FILE, Namespace, open_namespace
 from tierfs.errors import NamespaceError, NotADirectory
-from tierfs.namespace import publish, records, tree
+from tierfs.namespace import past, publish, records, schema, snapshots, tree
+from tierfs.namespace import sweep as history_sweep
 from tierfs.namespace.check import problems
 from tierfs.namespace.db import WriteTransaction
 from tierfs.namespace.listing import Defaults, Listing, apply_entries, finish, resolve_deferred, sweep
 from tierfs.namespace.pages import parse_page
-from tierfs.types import ROOT_INO, new_content_id
+from tierfs.namespace.transaction import HISTORY_TABLES, ReadTransaction
+from tierfs.types import ROOT_INO, Inode, new_content_id
 
 NAMES = ("a", "b", "c")
 paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join)
@@ -49,6 +53,7 @@ class Node:
     mtime_ns: int = 0
     ctime_ns: int = 0
     target: bytes | None = None
+    xattrs: dict[bytes, bytes] = field(default_factory=dict)
     entries: dict[str, Node] = field(default_factory=dict)
 
     @property
@@ -186,6 +191,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.ns.change(lambda txn: finish(txn, ROOT_INO, None, self._listing()))
         self.model = Model(self.ns.clock.ns)
         self.cookies: dict[tuple[int, str], int] = {}
+        self.snapshots: dict[bytes, Node] = {}
+        self.snapshots_made = 0
 
     def teardown(self) -> None:
         if hasattr(self, "stack"):
@@ -307,6 +314,83 @@ class TreeMachine(RuleBasedStateMachine):
             ),
         )
 
+    @rule(path=paths, name=st.sampled_from([b"user.a", b"user.b"]), value=st.binary(max_size=3))
+    def set_xattr(self, path: str, name: bytes, value: bytes) -> None:
+        now_ns = self.ns.clock.ns + 10**9
+
+        def on_model() -> None:
+            node = self.model.walk(path)
+            node.xattrs[name] = value
+            node.ctime_ns = now_ns
+
+        self._both(
+            on_model,
+            lambda txn: tree.set_xattr(
+                txn, tree.resolve(txn, path.encode()).ino, name, value, now_ns=now_ns
+            ),
+        )
+
+    @rule(path=paths, name=st.sampled_from([b"user.a", b"user.b"]))
+    def remove_xattr(self, path: str, name: bytes) -> None:
+        now_ns = self.ns.clock.ns + 10**9
+
+        def on_model() -> None:
+            node = self.model.walk(path)
+            if name not in node.xattrs:
+                raise ModelError(errno.ENODATA)
+            del node.xattrs[name]
+            node.ctime_ns = now_ns
+
+        self._both(
+            on_model,
+            lambda txn: tree.remove_xattr(txn, tree.resolve(txn, path.encode()).ino, name, now_ns=now_ns),
+        )
+
+    # -- snapshots ---------------------------------------------------------------------------------------
+
+    @rule(path=st.one_of(st.just(""), paths))
+    def snapshot(self, path: str) -> None:
+        name = b"s%d" % self.snapshots_made
+
+        def on_model() -> Node:
+            node = self.model.walk(path)
+            if not node.is_dir:
+                raise ModelError(errno.ENOTDIR)
+            return node
+
+        node, row = self._both(
+            on_model,
+            lambda txn: snapshots.create(
+                txn, name, tree.resolve(txn, path.encode()).ino, now_ns=self.ns.clock.ns
+            ),
+        )
+        if isinstance(node, Node):
+            assert isinstance(row, schema.SnapshotRow)
+            self.snapshots[name] = copy.deepcopy(node)
+            self.snapshots_made += 1
+
+    @rule(pick=picks, swept=st.booleans())
+    def delete_snapshot(self, pick: int, swept: bool) -> None:
+        if self.snapshots:
+            name = sorted(self.snapshots)[pick % len(self.snapshots)]
+            del self.snapshots[name]
+            self.ns.change(lambda txn: snapshots.delete(txn, name))
+        if swept:
+            self.sweep_history()
+
+    @rule()
+    def sweep_history(self) -> None:
+        """To the end, in small pages."""
+        with self.ns.db.read() as txn:
+            place = history_sweep.begin(txn)
+        while place is not None:
+            at = place
+            place = self.ns.change(lambda txn, at=at: history_sweep.step(txn, at, 2, self.ns.clock.ns))
+        if not self.snapshots:
+            with self.ns.db.read() as txn:
+                left = [name for name in HISTORY_TABLES if txn.entries(getattr(txn.tables, name))]
+            assert left == [], "without a snapshot nothing old is kept"
+
     # -- what must not show ------------------------------------------------------------------------------
 
     @rule()
@@ -389,6 +473,52 @@ class TreeMachine(RuleBasedStateMachine):
         if hasattr(self, "ns"):
             self._compare()
 
+    @invariant()
+    def snapshots_agree(self) -> None:
+        if hasattr(self, "ns"):
+            with self.ns.db.read() as txn:
+                assert [row.name for row in snapshots.every(txn)] == sorted(
+                    self.snapshots, key=lambda name: int(name[1:])
+                )
+                for name, root in self.snapshots.items():
+                    self._compare_snapshot(txn, snapshots.find(txn, name), root)
+
+    def _compare_snapshot(self, txn: ReadTransaction, row: schema.SnapshotRow, root: Node) -> None:
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            inode = past.inode(txn, row, node.ino)
+            where = f"inode {node.ino} in snapshot {row.name!r}"
+            assert stat.S_IMODE(inode.mode) == node.mode, where
+            assert (stat.S_IFMT(inode.mode), inode.nlink) == (node.kind, node.nlink), where
+            assert inode.ctime_ns == node.ctime_ns, where
+            if not inode.flags & schema.DATA_LOCAL:
+                assert inode.mtime_ns == node.mtime_ns, where
+            assert past.xattrs(txn, row, node.ino) == node.xattrs, where
+            if node.target is not None:
+                assert past.readlink(txn, row, node.ino) == node.target, where
+            if not node.is_dir:
+                continue
+            found = self._pages(txn, row, node.ino)
+            assert {name.decode(): entry.ino for name, entry in found} == {
+                name: below.ino for name, below in node.entries.items()
+            }, where
+            assert len(found) == len(node.entries), where
+            for name, entry in found:
+                assert past.lookup(txn, row, node.ino, name) == entry, where
+            for name in set(NAMES) - node.entries.keys():
+                assert past.entry(txn, row, node.ino, name.encode()) is None, where
+            waiting += node.entries.values()
+
+    def _pages(self, txn: ReadTransaction, row: schema.SnapshotRow, ino: int) -> list[tuple[bytes, Inode]]:
+        """A directory of a snapshot, two entries at a time."""
+        found: list[tuple[bytes, Inode]] = []
+        cookie = 0
+        while page := past.readdir(txn, row, ino, cookie, 2):
+            cookie = page[-1][1]
+            found += [(name, inode) for name, _, inode in page]
+        return found
+
     def _compare(self) -> None:
         seen: set[tuple[int, str]] = set()
         with self.ns.db.read() as txn:
@@ -421,6 +551,7 @@ class RandomDriver:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.with_snapshots = seed % 2
         self.machine = TreeMachine()
 
     def path(self) -> str:
@@ -443,6 +574,13 @@ class RandomDriver:
             (6, lambda: machine.delete_doomed()),
             (6, lambda: machine.list_again(pick=pick(), expired=draw.random() < 0.5)),
             (1, lambda: machine.reopen()),
+            (2, lambda: machine.set_xattr(path=self.path(), name=b"user.a", value=draw.randbytes(2))),
+            (1, lambda: machine.remove_xattr(path=self.path(), name=b"user.a")),
+            (3 * self.with_snapshots, lambda: machine.snapshot(path=draw.choice(("", self.path())))),
+            (
+                2 * self.with_snapshots,
+                lambda: machine.delete_snapshot(pick=pick(), swept=draw.random() < 0.5),
+            ),
         ]
         weights = [weight for weight, _ in choices]
         machine.open()
@@ -451,6 +589,7 @@ class RandomDriver:
                 draw.choices(choices, weights)[0][1]()
                 machine.tables_agree()
                 machine.trees_agree()
+                machine.snapshots_agree()
         finally:
             machine.teardown()
 

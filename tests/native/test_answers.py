@@ -127,6 +127,9 @@ def check_entry(said: Entry, entry: Any) -> None:
 
 async def check_lookup(sides: Sides, parent: int, name: bytes) -> Entry | int:
     said = sides.front.lookup(parent, name)
+    if parent == ROOT_INO and name == schema.RESERVED_NAME:
+        assert said == RELAY  # whether there are snapshots only the engine knows
+        return said
     if await sides.asks_bucket(parent, name):
         assert said == RELAY
         return said
@@ -319,7 +322,8 @@ async def test_time_passes(native_build: NativeBuild, tmp_path: Path) -> None:
             await check_opendir(sides, ROOT_INO)
             await check_readdir(sides, ROOT_INO)
         assert seen == {
-            ("entry", -2, "entry", -2),
+            # Whether there are snapshots only the engine knows.
+            ("entry", -2, "entry", RELAY),
             ("entry", RELAY, "entry", RELAY),
             (RELAY, RELAY, "entry", RELAY),
         }

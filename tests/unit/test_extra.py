@@ -66,11 +66,12 @@ class Setting:
         self.interrupts = InterruptWatch()
         services: Any = SimpleNamespace(
             interrupts=self.interrupts,
-            contents=None,
+            contents=SimpleNamespace(),
             refresher=None,
             db=None,
             cache=None,
             settle=lambda: None,
+            snapshots=SimpleNamespace(has_open=lambda number: False),
         )
         self.requests = ExtraRequests(services)
         self.ranges = Ranges(self.interrupts)

@@ -24,6 +24,7 @@ from tierfs.cli import (
     plan,
     prefetch,
     recover,
+    snapshot,
     status,
     umount,
     unpin,
@@ -69,6 +70,7 @@ app.command("evict")(evict.command)
 app.command("recover")(recover.command)
 app.command("upgrade")(upgrade.command)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(meta.app, name="meta")
 app.command("bench")(bench.command)
 app.command("plan")(plan.command)

@@ -323,6 +323,89 @@ class UnmountReply(msgspec.Struct, kw_only=True):
     remaining_bytes: int
 
 
+class SnapshotCreateRequest(msgspec.Struct, kw_only=True):
+    """Make a snapshot of the directory ``path``.
+
+    First everything below it is put into the store, open files too, unless ``flush`` is off; for
+    ``timeout_s`` at most. ``complete``: first list every directory below it that has not been listed.
+    """
+
+    path: bytes = b""
+    name: bytes
+    flush: bool = True
+    complete: bool = False
+    timeout_s: float | None = None
+
+
+class SnapshotInfo(msgspec.Struct, kw_only=True):
+    """``path``: of the directory then, below the root of the mount; ``location``: where it can be read."""
+
+    name: str
+    path: str
+    location: str
+    created_ns: int
+    number: int
+    root_ino: int
+
+
+class SnapshotCreateReply(msgspec.Struct, kw_only=True):
+    """``elapsed_s``: of the transaction alone. ``not_in_store``: files below ``path`` of which the
+    newest bytes were not in the store, or that were changed again meanwhile: the snapshot has what the store
+    had."""
+
+    snapshot: SnapshotInfo
+    elapsed_s: float
+    not_in_store: int
+
+
+class SnapshotListRequest(msgspec.Struct, kw_only=True):
+    """All snapshots, the oldest first."""
+
+
+class SnapshotListReply(msgspec.Struct, kw_only=True):
+    """``kept_objects``: copies in the bucket of what was overwritten or removed since."""
+
+    snapshots: list[SnapshotInfo]
+    kept_objects: int = 0
+    is_sweeping: bool = False
+
+
+class SnapshotDeleteRequest(msgspec.Struct, kw_only=True):
+    """Delete a snapshot; what only it needs is removed in the background."""
+
+    name: bytes
+
+
+class SnapshotDeleteReply(msgspec.Struct, kw_only=True):
+    snapshot: SnapshotInfo
+
+
+class SnapshotDiffRequest(msgspec.Struct, kw_only=True):
+    """What differs between ``name`` and, ``other`` or, without one, its directory as it is now."""
+
+    name: bytes
+    other: bytes | None = None
+    limit: int = 10_000
+
+
+class Difference(msgspec.Struct, kw_only=True):
+    """``change``: ``added``, ``removed``, or ``changed``; ``what``: of the latter, ``content``, ``type``,
+    ``attributes``, ``target``, comma-separated."""
+
+    change: str
+    path: str
+    what: str = ""
+
+
+class SnapshotDiffReply(msgspec.Struct, kw_only=True):
+    """Counts are complete; ``differences`` ends at the limit asked for."""
+
+    differences: list[Difference]
+    added: int
+    removed: int
+    changed: int
+
+
 class UpgradeRequest(msgspec.Struct, kw_only=True):
     """Make room for another engine, with the code that is installed now. Native front only."""
 
@@ -448,4 +531,8 @@ OPERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
     "checkpoint-verify": (CheckpointVerifyRequest, CheckpointVerifyReply),
     "checkpoint-restore": (CheckpointRestoreRequest, CheckpointRestoreReply),
     "checkpoint-remove": (CheckpointRemoveRequest, CheckpointRemoveReply),
+    "snapshot-create": (SnapshotCreateRequest, SnapshotCreateReply),
+    "snapshot-list": (SnapshotListRequest, SnapshotListReply),
+    "snapshot-delete": (SnapshotDeleteRequest, SnapshotDeleteReply),
+    "snapshot-diff": (SnapshotDiffRequest, SnapshotDiffReply),
 }

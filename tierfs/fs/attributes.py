@@ -11,6 +11,7 @@ from tierfs.errors import NoAttribute, NotPermitted, NotSupported, ReadOnly
 from tierfs.fs import repeats
 from tierfs.fs.files import mode_without_privileges
 from tierfs.fs.services import Caller, Services
+from tierfs.fs.snapshots import is_snapshot
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
@@ -55,14 +56,15 @@ class Attributes:
 
     def get(self, ino: int) -> Inode:
         """The attributes of an inode, with what an open file has not saved yet."""
+        if is_snapshot(ino):
+            return self._services.snapshots.get(ino)
         with self._db.read() as txn:
             inode = tree.get(txn, ino)
         return self._services.view(inode)
 
     async def set(self, ino: int, change: AttributeChange, caller: Caller) -> Inode:
         """Apply a change; permission has been checked by the kernel (``default_permissions``)."""
-        if self._services.settings.read_only:
-            raise ReadOnly("mounted read-only")
+        self._check_writable(ino)
         if change.size_bytes is not None:
             await self._set_size(ino, change.size_bytes)
         now_ns = self._services.now_ns()
@@ -125,6 +127,10 @@ class Attributes:
 
     async def get_xattr(self, ino: int, name: bytes) -> bytes:
         """Raises ``NoAttribute``; ``user.tierfs.*`` tell the state of the file."""
+        if is_snapshot(ino):
+            if name.startswith(b"system."):
+                raise NotSupported("access control lists are not supported")
+            return self._services.snapshots.get_xattr(ino, name)
         if name == CHECKPOINT:
             return await self._services.interrupts.guard(self._services.commits.attribute_of, ino)
         if name.startswith(VIRTUAL_PREFIX):
@@ -141,14 +147,16 @@ class Attributes:
 
     async def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
         """``user.tierfs.checkpoint`` asks for a manifest, see ``checkpoint``; others are kept."""
-        if name == CHECKPOINT:
+        if name == CHECKPOINT and not is_snapshot(ino):
             await self._services.commits.take_attribute(ino, value)
             return
+        self._check_writable(ino)
         self._check_xattr_name(name)
         now_ns = self._services.now_ns()
         await self._db.commit(lambda txn: tree.set_xattr(txn, ino, name, value, now_ns=now_ns))
 
     async def remove_xattr(self, ino: int, name: bytes) -> None:
+        self._check_writable(ino)
         self._check_xattr_name(name)
         now_ns = self._services.now_ns()
         await repeats.commit(self._db, lambda txn: tree.remove_xattr(txn, ino, name, now_ns=now_ns))
@@ -158,13 +166,20 @@ class Attributes:
 
         ``trusted.*`` is shown to root alone, see xattr(7).
         """
-        with self._db.read() as txn:
-            names = tree.list_xattrs(txn, ino)
+        if is_snapshot(ino):
+            names = sorted(self._services.snapshots.xattrs(ino))
+        else:
+            with self._db.read() as txn:
+                names = tree.list_xattrs(txn, ino)
         return names if caller.uid == 0 else [name for name in names if not name.startswith(b"trusted.")]
 
-    def _check_xattr_name(self, name: bytes) -> None:
+    def _check_writable(self, ino: int) -> None:
         if self._services.settings.read_only:
             raise ReadOnly("mounted read-only")
+        if is_snapshot(ino):
+            raise ReadOnly("a snapshot cannot be changed")
+
+    def _check_xattr_name(self, name: bytes) -> None:
         if name.startswith(VIRTUAL_PREFIX):
             raise NotPermitted("user.tierfs.* attributes are read-only")
         if not name.startswith(XATTR_NAMESPACES):

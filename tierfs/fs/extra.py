@@ -1,4 +1,4 @@
-"""The FUSE adapter for what pyfuse3 cannot express: fallocate, lseek, copy_file_range, O_TMPFILE.
+"""The FUSE adapter for what pyfuse3 cannot express: fallocate, lseek, copy_file_range, O_TMPFILE, READDIR.
 
 Also for what ``direct`` cannot do at once. A native front sends these requests as the kernel wrote them,
 beside those for pyfuse3. Each is decoded here, makes one call into ``ranges``, ``files`` or ``names``, and
@@ -22,7 +22,7 @@ from tierfs.errors import NotSupported
 from tierfs.fs import repeats
 from tierfs.fs.files import Files
 from tierfs.fs.names import Names
-from tierfs.fs.ops import PREFERRED_IO_BYTES, errno_of
+from tierfs.fs.ops import FIRST_COOKIE, PREFERRED_IO_BYTES, errno_of
 from tierfs.fs.ranges import Ranges
 from tierfs.fs.services import Caller, Services
 from tierfs.types import Inode
@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 MAX_TASKS = 500
 """Requests in progress at once; each may wait for the store."""
 
+READDIR = 28
 FALLOCATE = 43
 LSEEK = 46
 COPY_FILE_RANGE = 47
@@ -44,6 +45,11 @@ RENAME2 = 45
 
 HEADER = struct.Struct("<IIQQIIIHH")
 """len, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding"""
+_READ_IN = struct.Struct("<QQIIQII")
+_DIRENT = struct.Struct("<QQII")
+_DIRENT_ALIGNMENT = 8
+_LISTING_MAX_BYTES = 16 * 1024
+"""What the front takes as an answer (``EXTRA_REPLY_MAX_BYTES`` in relay.c)."""
 _FALLOCATE_IN = struct.Struct("<QQQII")
 _LSEEK_IN = struct.Struct("<QQII")
 _LSEEK_OUT = struct.Struct("<Q")
@@ -130,6 +136,9 @@ class ExtraRequests:
             return errno_of(error, opcode), b""
 
     async def _dispatch(self, opcode: int, nodeid: int, body: bytes, caller: Caller) -> bytes:
+        if opcode == READDIR:
+            _, offset, size, _, _, _, _ = _READ_IN.unpack_from(body)
+            return self._list(nodeid, offset, min(size, _LISTING_MAX_BYTES))
         if opcode == FALLOCATE:
             handle, offset, length, mode, _ = _FALLOCATE_IN.unpack_from(body)
             await self._ranges.fallocate(handle, mode, offset, length)
@@ -150,6 +159,25 @@ class ExtraRequests:
         if opcode in (CREATE, UNLINK, RENAME, RENAME2):
             return await self._change_name(opcode, nodeid, body, caller)
         raise NotSupported(f"request {opcode} is not known here")
+
+    def _list(self, ino: int, offset: int, size: int) -> bytes:
+        """As ``TierfsOperations.readdir``, without attributes."""
+        here, parent = self._names.directory_inodes(ino)
+        parts: list[bytes] = []
+        entries = [(b".", 1 - FIRST_COOKIE, here), (b"..", 0, parent)][offset:]
+        position = max(offset - FIRST_COOKIE, 0)
+        while True:
+            for name, cookie, inode in entries:
+                record = _DIRENT.pack(inode.ino, cookie + FIRST_COOKIE, len(name), inode.mode >> 12) + name
+                record += bytes(-len(record) % _DIRENT_ALIGNMENT)
+                size -= len(record)
+                if size < 0:
+                    return b"".join(parts)
+                parts.append(record)
+            entries = self._names.read_directory(ino, position)
+            if not entries:
+                return b"".join(parts)
+            position = entries[-1][1]
 
     async def _change_name(self, opcode: int, parent: int, body: bytes, caller: Caller) -> bytes:
         """As in ``ops``."""

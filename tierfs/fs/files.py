@@ -17,8 +17,10 @@ from tierfs.errors import InvalidArgument, IsADirectory, NotFound, ReadOnly, Sta
 from tierfs.fs import placed
 from tierfs.fs.handles import FileHandle
 from tierfs.fs.names import Names, is_write, new_file_mode
+from tierfs.fs.placed import FRONT_HANDLE as FRONT_HANDLE
 from tierfs.fs.placed import TAKES_PLACES
 from tierfs.fs.services import Caller, Services
+from tierfs.fs.snapshots import is_snapshot
 from tierfs.namespace import tree
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
@@ -29,9 +31,6 @@ log = structlog.get_logger(__name__)
 MOVE_ATTEMPTS = 20
 MOVE_PAUSE_S = 0.1
 
-FRONT_HANDLE = 1 << 63
-"""In the number of a handle that a native front has given out by itself, for reading; the rest is the
-inode."""
 OPEN_PASSED = 1 << 30
 """In the flags of an open, from a native front: others have the file open and passed through, and so will
 this open be (``TIERFS_OPEN_PASSED``)."""
@@ -45,12 +44,15 @@ class Files:
         self._names = names
         self._cache = services.cache
         self._contents = services.contents
+        self._snapshots = services.snapshots
 
     async def open(self, ino: int, flags: int, caller: Caller) -> int:
         """Open an existing file; returns the handle number.
 
         Raises ``StaleContent`` when the inode is gone, so that the kernel looks the name up again.
         """
+        if is_snapshot(ino):
+            return self._services.snapshots.open(ino, flags)
         with self._services.db.read() as txn:
             try:
                 inode = tree.get(txn, ino)
@@ -152,6 +154,8 @@ class Files:
 
     async def read(self, number: int, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""
+        if self._snapshots.has_open(number):
+            return await self._snapshots.read(number, offset, length)
         if number & FRONT_HANDLE:
             return await self._read_for_front(number & ~FRONT_HANDLE, offset, length)
         takes_places = bool(number & TAKES_PLACES)
@@ -270,6 +274,8 @@ class Files:
         committed them, and should the engine die in between, the staging file tells. With write-through the
         upload happens here, and its error is the answer of close(2).
         """
+        if self._snapshots.has_open(number):
+            return
         handle = self._services.handles.file(number)
         if handle.passed_through and handle.can_write:
             await self._contents.pull(handle.content, always=True)
@@ -290,7 +296,7 @@ class Files:
 
         With ``fsync=remote`` they are in the store as well.
         """
-        if number & FRONT_HANDLE:
+        if number & FRONT_HANDLE or self._snapshots.has_open(number):
             await self._services.db.sync()
             return
         handle = self._services.handles.file(number)
@@ -310,6 +316,9 @@ class Files:
 
     async def release(self, number: int) -> None:
         """The last descriptor of this open file is gone."""
+        if self._snapshots.has_open(number):
+            self._snapshots.release(number)
+            return
         handle = self._services.handles.remove_file(number)
         content = handle.content
         if content.live is not None and handle.can_write:

@@ -16,6 +16,7 @@ import trio
 from tierfs.errors import InvalidArgument, NotFound, NotPermitted, ReadOnly, TierfsError
 from tierfs.fs import repeats
 from tierfs.fs.services import Caller, Services
+from tierfs.fs.snapshots import is_snapshot
 from tierfs.namespace import tree
 from tierfs.namespace.rename import RenameResult
 from tierfs.namespace.transaction import WriteTransaction
@@ -37,6 +38,7 @@ class Names:
         self._services = services
         self._db = services.db
         self._refresher = services.refresher
+        self._snapshots = services.snapshots
         self._forgotten: list[int] = []
         """Inodes that nobody can reach, to be reaped."""
         self._forgotten_in_use: set[int] = set()
@@ -46,6 +48,8 @@ class Names:
 
     async def lookup(self, parent: int, name: bytes) -> Inode:
         """The inode of that name. Raises ``NotFound``, or ``StoreError`` if nobody can say."""
+        if self._snapshots.is_name(parent, name):
+            return self._snapshots.lookup(parent, name)
         found = self._refresher.lookup_local(parent, name)
         if found is None:
             found = await self._services.interrupts.guard(self._refresher.lookup, parent, name)
@@ -87,8 +91,8 @@ class Names:
 
     async def create_unnamed(self, parent: int, mode: int, caller: Caller) -> Inode:
         """Make a regular file that no directory has; ``parent`` says whose group it gets."""
-        if self._services.settings.read_only:
-            raise ReadOnly("mounted read-only")
+        if self._services.settings.read_only or is_snapshot(parent):
+            raise ReadOnly("mounted read-only, or in a snapshot")
         now_ns = self._services.now_ns()
 
         def make(txn: WriteTransaction) -> Inode:
@@ -109,6 +113,8 @@ class Names:
     async def link(self, ino: int, parent: int, name: bytes) -> Inode:
         """Another name for a file, or the first one for an unnamed one."""
         self.check_writable(parent, name)
+        if is_snapshot(ino):
+            raise NotPermitted("a file in a snapshot cannot get a name outside of it")
         now_ns = self._services.now_ns()
         inode = await repeats.commit(self._db, lambda txn: tree.link(txn, ino, parent, name, now_ns=now_ns))
         self._services.orphans.discard(ino)
@@ -202,16 +208,23 @@ class Names:
         return self._services.lend is None or self._services.contents.peek(inode.ino) is not None
 
     async def readlink(self, ino: int) -> bytes:
+        if is_snapshot(ino):
+            return self._snapshots.readlink(ino)
         with self._db.read() as txn:
             return tree.readlink(txn, ino)
 
     async def open_directory(self, ino: int) -> None:
         """Make sure that the listing of the directory is complete and fresh."""
+        if is_snapshot(ino):
+            self._snapshots.open_directory(ino)
+            return
         if not self._refresher.is_listed(ino):
             await self._services.interrupts.guard(self._refresher.listed, ino)
 
     def read_directory(self, ino: int, after_cookie: int) -> list[tuple[bytes, int, Inode]]:
         """The next entries after ``after_cookie``, with the cookie of each; empty at the end."""
+        if is_snapshot(ino):
+            return self._snapshots.read_directory(ino, after_cookie)
         with self._db.read() as txn:
             entries = tree.readdir(txn, ino, after_cookie, DIRECTORY_PAGE)
         view = self._services.view
@@ -219,6 +232,8 @@ class Names:
 
     def directory_inodes(self, ino: int) -> tuple[Inode, Inode]:
         """The inodes of ``.`` and ``..``."""
+        if is_snapshot(ino):
+            return self._snapshots.directory_inodes(ino)
         with self._db.read() as txn:
             here = tree.get(txn, ino)
             if ino == ROOT_INO:
@@ -279,6 +294,8 @@ class Names:
         """Raises ``ReadOnly``, ``NotPermitted``."""
         if self._services.settings.read_only:
             raise ReadOnly("mounted read-only")
+        if is_snapshot(parent):
+            raise ReadOnly("a snapshot cannot be changed")
         if parent == ROOT_INO and name == RESERVED_NAME:
             raise NotPermitted("the name .tierfs is reserved at the root of the mount")
 

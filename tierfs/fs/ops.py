@@ -284,6 +284,8 @@ class TierfsOperations(pyfuse3.Operations):
         return repeats.is_repeated(self._services.db)
 
     def _file_info(self, number: int) -> FileInfo:
+        if self._services.snapshots.has_open(number):
+            return FileInfo(fh=FileHandleT(number), keep_cache=True)  # what it holds never changes
         flags = self._services.handles.file(number).open_flags
         return FileInfo(
             fh=FileHandleT(number),

@@ -9,6 +9,9 @@ import struct
 
 from tierfs.cache.reading import Place
 
+FRONT_HANDLE = 1 << 63
+"""In the number of a handle that a native front has given out by itself, for reading; the rest is the
+inode."""
 TAKES_PLACES = 1 << 62
 """In the number of a handle, from a native front that takes such an answer (``TIERFS_FH_PLACES``)."""
 MARK_BYTES = 16

@@ -74,6 +74,11 @@ class Ranges:
         """
         if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
             raise InvalidArgument(f"seek from {whence}")
+        if self._services.snapshots.has_open(number):
+            size_bytes = self._services.snapshots.size_bytes(number)
+            if offset >= size_bytes:
+                raise NoSuchRange(f"nothing at or behind {offset}")
+            return offset if whence == os.SEEK_DATA else size_bytes
         async with self._reading(number) as content:
             return await self._seek(content, offset, whence)
 
@@ -100,6 +105,8 @@ class Ranges:
         Returns how many bytes were copied, perhaps fewer than asked for; 0: the source ends before. Raises
         what reading and writing raise, unless some bytes have been copied.
         """
+        if self._services.snapshots.has_open(source_no):
+            raise NotSupported("read and write what is in a snapshot")
         async with self._reading(source_no) as source:
             return await self._copy(source, source_at, target_no, target_at, length)
 

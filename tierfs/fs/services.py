@@ -12,6 +12,7 @@ from tierfs.config import Settings
 from tierfs.fs.handles import HandleTable
 from tierfs.fs.interrupt import InterruptWatch
 from tierfs.fs.kernel import KernelCaches
+from tierfs.fs.snapshots import Snapshots
 from tierfs.namespace import records, schema
 from tierfs.namespace.db import Database
 from tierfs.namespace.refresh import Refresher
@@ -50,6 +51,7 @@ class Services:
     handles: HandleTable
     kernel: KernelCaches
     interrupts: InterruptWatch
+    snapshots: Snapshots
     now_ns: Callable[[], int]
     store_space: Callable[[], tuple[int, int]]
     """(total bytes, free bytes) of the store, as far as that means anything."""

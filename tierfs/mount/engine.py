@@ -31,6 +31,7 @@ from tierfs.mount.front import NAMES_FD, Front, NativeFront, PythonFront
 from tierfs.mount.handlers import Handlers
 from tierfs.mount.parts import Parts, open_parts
 from tierfs.mount.recovery import recover, restore_handles
+from tierfs.mount.snapshots import SnapshotHandlers
 from tierfs.namespace import repeats
 from tierfs.types import ROOT_INO
 from tierfs.writeback.direct import DirectWrites
@@ -129,6 +130,7 @@ class Engine:
             server = ControlServer(Path(record.socket_path), owner_uid=os.getuid())
             Handlers(parts, self, nursery).register(server)
             CheckpointHandlers(parts, nursery).register(server)
+            SnapshotHandlers(parts).register(server)
             await nursery.start(server.serve)
             if self._settings.metrics_address:
                 await nursery.start(parts.serve_metrics, self._settings.metrics_address)

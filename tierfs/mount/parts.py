@@ -26,6 +26,7 @@ from tierfs.fs.kernel import KernelCaches
 from tierfs.fs.ops import send_notice
 from tierfs.fs.remote import RemoteChanges
 from tierfs.fs.services import Services
+from tierfs.fs.snapshots import Snapshots
 from tierfs.metrics import Metrics
 from tierfs.namespace import publish, records, schema, tree
 from tierfs.namespace.db import Database
@@ -45,6 +46,7 @@ from tierfs.writeback.in_flight import InodesInFlight, KeysInFlight
 from tierfs.writeback.objects import ObjectWriter
 from tierfs.writeback.parking import Parking
 from tierfs.writeback.part_index import PartIndex
+from tierfs.writeback.preserve import Preserver
 from tierfs.writeback.publisher import Publisher
 from tierfs.writeback.replica.replicator import Replicator
 from tierfs.writeback.unfinished import UnfinishedUploads
@@ -85,6 +87,7 @@ class Parts:
     commits: Commits
     deletions: Deletions
     uploader: Uploader
+    preserver: Preserver
     unfinished: UnfinishedUploads
     readahead: ReadAheadTable
     kernel: KernelCaches
@@ -109,6 +112,8 @@ class Parts:
         """Start the background tasks that belong to no other part."""
         nursery.start_soon(self.commits.run)
         nursery.start_soon(self.readahead.run)
+        if not self.settings.read_only:
+            nursery.start_soon(self.preserver.run)
         nursery.start_soon(self.remote.run)
         nursery.start_soon(self.services.interrupts.run)
         if self.replicator is not None:
@@ -184,9 +189,10 @@ async def open_parts(
         memory_bytes=settings.memory_budget_bytes // 2,
     )
     keys, inodes = KeysInFlight(), InodesInFlight()
-    deletions = Deletions(db, store, keys, now_ns)
+    preserver = Preserver(db, uploader, now_ns)
+    deletions = Deletions(db, store, preserver, keys, now_ns)
     parking = Parking(db, store, contents, uploader, keys, inodes, now_ns)
-    claims = KeyClaims(db, parking, keys, now_ns)
+    claims = KeyClaims(db, parking, preserver, keys, now_ns)
     writer = ObjectWriter(
         db,
         store,
@@ -201,6 +207,7 @@ async def open_parts(
     publisher = Publisher(db, contents, writer, parking, deletions, inodes, settings, now_ns)
     deletions.on_progress = publisher.note_progress
     deletions.on_needed = parking.on_parked = publisher.note_now
+    preserver.on_doomed = publisher.note_deletion
     cache.set_drain(publisher.make_room)
     commits = Commits(
         db,
@@ -214,6 +221,7 @@ async def open_parts(
     await trio.to_thread.run_sync(commits.load)
     publisher.holds = commits.is_held
     readahead = ReadAheadTable(cache, settings, following=following_in(db), metrics=metrics)
+    handles, interrupts = HandleTable(), InterruptWatch()
     services = Services(
         settings=settings,
         db=db,
@@ -223,9 +231,10 @@ async def open_parts(
         publisher=publisher,
         commits=commits,
         readahead=readahead,
-        handles=HandleTable(),
+        handles=handles,
         kernel=kernel,
-        interrupts=InterruptWatch(),
+        interrupts=interrupts,
+        snapshots=Snapshots(db, cache, settings, readahead, interrupts, handles.new_number),
         now_ns=stamp_ns,
         store_space=_space_of(settings),
     )
@@ -244,6 +253,7 @@ async def open_parts(
         commits=commits,
         deletions=deletions,
         uploader=uploader,
+        preserver=preserver,
         unfinished=unfinished,
         readahead=readahead,
         kernel=kernel,

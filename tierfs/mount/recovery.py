@@ -22,6 +22,7 @@ import trio
 from tierfs.cache.area import DirtyContent
 from tierfs.errors import NotFound
 from tierfs.fs.handles import DirectoryHandle, FileHandle
+from tierfs.fs.snapshots import is_snapshot
 from tierfs.mount.channel import OpenHandle
 from tierfs.mount.parts import Parts
 from tierfs.namespace import publish, records, schema, tree
@@ -74,6 +75,9 @@ async def restore_handles(
             continue
         if known.is_directory:
             services.handles.restore_directory(known.number, DirectoryHandle(known.ino))
+            continue
+        if is_snapshot(known.ino):
+            services.snapshots.restore(known.number, known.ino)
             continue
         try:
             content = await parts.contents.acquire(known.ino)

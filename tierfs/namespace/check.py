@@ -10,8 +10,8 @@ import stat
 from collections.abc import Iterator
 from itertools import chain
 
-from tierfs.errors import DamagedRecord
-from tierfs.namespace import objects, publish, records, schema
+from tierfs.errors import DamagedRecord, NotFound
+from tierfs.namespace import objects, past, publish, records, schema, snapshots
 from tierfs.namespace.schema import DIRENT, DIRSEQ, unpack_u64
 from tierfs.namespace.transaction import ReadTransaction
 from tierfs.types import ROOT_INO, Inode
@@ -31,6 +31,7 @@ def problems(txn: ReadTransaction) -> Iterator[str]:
         _check_objects(txn),
         _check_object_keys(txn),
         _check_dirty(txn),
+        _check_snapshots(txn),
     )
 
 
@@ -188,6 +189,31 @@ def _check_dirty(txn: ReadTransaction) -> Iterator[str]:
             continue
         if row.ino != ino or (inode is not None and inode.valid_until_ns != schema.FOREVER_NS):
             yield f"dirty row of inode {ino}: the inode is valid only for a time, or is another"
+
+
+def _check_snapshots(txn: ReadTransaction) -> Iterator[str]:
+    rows = snapshots.every(txn)
+    frontier = txn.get(schema.META_FRONTIER, None, txn.tables.meta)
+    if bool(rows) != (frontier is not None):
+        yield f"{len(rows)} snapshots, but the note of the newest one says otherwise"
+    elif rows and unpack_u64(frontier[:8])[0] < rows[-1].epoch:
+        yield "the note of the newest snapshot is older than the newest snapshot"
+    for row in rows:
+        try:
+            past.inode(txn, row, row.root_ino)
+        except (DamagedRecord, NotFound) as error:
+            yield f"snapshot {row.name!r}: its directory: {error}"
+    if txn.tables.oldobject is None:
+        return
+    for key, value in _rows(txn, txn.tables.oldobject):
+        if not value:
+            continue
+        digest = schema.object_key_digest(schema.decode_object(value).key)
+        if txn.get(digest + b"\0" + key, None, txn.tables.oldkey) is None:
+            yield f"old object row of inode {unpack_u64(key[:8])[0]}: table oldkey does not have it"
+    for key, _ in _rows(txn, txn.tables.oldkey):
+        if not txn.get(key[-16:], b"", txn.tables.oldobject):
+            yield f"table oldkey: inode {unpack_u64(key[-16:-8])[0]} has no such old object row"
 
 
 def _rows(txn: ReadTransaction, table: object) -> Iterator[tuple[bytes, bytes]]:

@@ -33,7 +33,7 @@ import trio
 
 from tierfs.errors import DamagedRecord, NamespaceError, TierfsError
 from tierfs.namespace import environment, schema
-from tierfs.namespace.transaction import TABLES, Tables
+from tierfs.namespace.transaction import HISTORY_TABLES, TABLES, Tables
 from tierfs.namespace.transaction import ReadTransaction as ReadTransaction
 from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
 
@@ -199,6 +199,8 @@ class Database:
             tables = Tables()
             for name in TABLES:
                 setattr(tables, name, env.open_db(name.encode(), create=not read_only))
+            for name in HISTORY_TABLES:
+                setattr(tables, name, environment.open_history(env, name, read_only))
             tables.prefix = prefix or ""
             tables.ttl_ns = ttl_ns
             db = cls(env, tables, directory, lock_fd, read_only)
@@ -432,6 +434,7 @@ class Database:
             job.error = None
             if _run(job, WriteTransaction(child, self.tables)):
                 child.commit()
+                txn.forget_frontier()  # it may have made a snapshot
             else:
                 child.abort()
         return True

@@ -1,8 +1,9 @@
 """``meta dump``, ``meta load`` and ``meta check``: a namespace as JSON lines, and back.
 
 The first line is a header; then one line per inode with everything that belongs to it (names with their
-cookies, link target, extended attributes, object row, dirty row), then one per doomed key. Bytes that are
-no UTF-8 are kept as lone surrogates (``\\udcff``), values of attributes in base64.
+cookies, link target, extended attributes, object row, dirty row), then one per doomed key, and one for every
+row of the tables that snapshots need. Bytes that are no UTF-8 are kept as lone surrogates (``\\udcff``),
+values of attributes in base64.
 
 ``dump`` and ``check`` also run beside a live engine, from another process; ``load`` makes a new database.
 For command line tools: everything here blocks.
@@ -26,13 +27,14 @@ from tierfs.namespace import objects, publish, records, schema
 from tierfs.namespace.check import problems
 from tierfs.namespace.db import Database
 from tierfs.namespace.schema import pack_u64, unpack_u64
-from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
+from tierfs.namespace.transaction import HISTORY_TABLES, ReadTransaction, WriteTransaction
 from tierfs.namespace.xattr import list_xattrs
 from tierfs.types import ROOT_INO, ContentId, Inode
 
 R = TypeVar("R", bound=msgspec.Struct)
 KIND = "tierfs-namespace"
 _LINES_PER_COMMIT = 2000
+_SNAPSHOT_FACTS = (schema.META_EPOCH, schema.META_FRONTIER, schema.META_SWEEP)
 
 
 def dump(directory: Path, file: TextIO) -> int:
@@ -71,16 +73,19 @@ def check(directory: Path) -> list[str]:
 def dump_lines(txn: ReadTransaction) -> Iterator[str]:
     """Every line of a dump, without line ends."""
     meta = txn.tables.meta
+    format_version = unpack_u64(txn.get(schema.META_FORMAT, None, meta))[0]
+    with_snapshots = format_version > schema.OLDEST_FORMAT
     yield json.dumps(
         {
             "kind": KIND,
-            "format": schema.FORMAT_VERSION,
+            "format": format_version,
             "next_id": unpack_u64(txn.get(schema.META_NEXT_ID, None, meta))[0],
             "generation": records.fs_generation(txn),
             "uuid": txn.get(schema.META_UUID, b"", meta).hex(),
             "source": txn.get(schema.META_SOURCE, b"", meta).decode(),
             "prefix": txn.tables.prefix,
         }
+        | ({"snapshots": _snapshot_facts(txn)} if with_snapshots else {})
     )
     for _, value in txn.cursor(txn.tables.inode).iternext(True, True):
         yield json.dumps(_inode_line(txn, schema.unpack_inode(value)))
@@ -90,7 +95,10 @@ def dump_lines(txn: ReadTransaction) -> Iterator[str]:
         for row in rows:
             yield json.dumps({"doomed": msgspec.structs.asdict(row)})
         if cursor is None:
-            return
+            break
+    for name in HISTORY_TABLES if with_snapshots else ():
+        for key, value in txn.cursor(getattr(txn.tables, name)).iternext(True, True):
+            yield json.dumps({"table": name, "key": _base64(key), "value": _base64(value)})
 
 
 def load_lines(db: Database, lines: Iterable[str]) -> int:
@@ -99,9 +107,10 @@ def load_lines(db: Database, lines: Iterable[str]) -> int:
     header = _parse(next(source, ""), 1)
     if header.get("kind") != KIND:
         raise FormatError("this is no dump of a tierfs namespace")
-    if header["format"] != schema.FORMAT_VERSION:
+    if header["format"] not in range(schema.OLDEST_FORMAT, schema.FORMAT_VERSION + 1):
         raise FormatError(
-            f"the dump has format {header['format']}, this version reads {schema.FORMAT_VERSION}"
+            f"the dump has format {header['format']}, this version reads "
+            f"{schema.OLDEST_FORMAT} to {schema.FORMAT_VERSION}"
         )
     db.commit_now(lambda txn: _load_header(txn, header))
     number = 1
@@ -148,18 +157,36 @@ def _load_header(txn: WriteTransaction, header: dict[str, Any]) -> None:
             txn.put(key, header[name].encode(), db=meta)
     txn.tables.prefix = header["prefix"]
     records.delete_inode(txn, ROOT_INO)
+    txn.put(schema.META_FORMAT, pack_u64(header["format"]), db=meta)
+    for name, value in header.get("snapshots", {}).items():
+        txn.put(name.encode(), bytes.fromhex(value), db=meta)
 
 
 def _load_parsed(txn: WriteTransaction, lines: list[dict[str, Any]], first: int) -> None:
     for number, line in enumerate(lines, first):
         try:
-            if "doomed" in line:
+            if "table" in line:
+                _load_history(txn, line)
+            elif "doomed" in line:
                 row = _row(line["doomed"], schema.DoomedRow)
                 publish.doom(txn, row.key, row.etag, row.since_ns, ino=row.ino, prefix=row.prefix)
             else:
                 _load_inode(txn, line)
         except (KeyError, TypeError, ValueError) as error:
             raise NamespaceError(f"line {number} of the dump: {error!r}") from error
+
+
+def _snapshot_facts(txn: ReadTransaction) -> dict[str, str]:
+    found = {name: txn.get(name, None, txn.tables.meta) for name in _SNAPSHOT_FACTS}
+    return {name.decode(): value.hex() for name, value in found.items() if value is not None}
+
+
+def _load_history(txn: WriteTransaction, line: dict[str, Any]) -> None:
+    """A row of a table that snapshots need, as it was: nothing of it is derived from anything else."""
+    if line["table"] not in HISTORY_TABLES:
+        raise ValueError(f"table {line['table']!r}")
+    key, value = base64.b64decode(line["key"]), base64.b64decode(line["value"])
+    txn.put(key, value, db=getattr(txn.tables, line["table"]))
 
 
 def _load_inode(txn: WriteTransaction, line: dict[str, Any]) -> None:
@@ -202,6 +229,10 @@ def _parse(line: str, number: int) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise NamespaceError(f"line {number} of the dump is no object")
     return parsed
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
 
 
 def _text(raw: bytes) -> str:

@@ -6,14 +6,14 @@ import fcntl
 import os
 import uuid
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import lmdb
 
 from tierfs.boot import boot_id as boot_id
 from tierfs.errors import ConfigError, FormatError, NamespaceError
 from tierfs.namespace import records, schema
-from tierfs.namespace.transaction import TABLES, ReadTransaction, WriteTransaction
+from tierfs.namespace.transaction import HISTORY_TABLES, TABLES, ReadTransaction, WriteTransaction
 
 _MAP_SIZES_BYTES: Final = tuple(gib * 1024**3 for gib in (1024, 256, 64, 16, 4, 1))
 _MAX_READERS: Final = 512
@@ -42,7 +42,7 @@ def open_env(path: Path, read_only: bool) -> lmdb.Environment:
             return lmdb.open(
                 str(path),
                 map_size=map_size,
-                max_dbs=len(TABLES) + 3,
+                max_dbs=len(TABLES) + len(HISTORY_TABLES) + 3,
                 max_readers=_MAX_READERS,
                 metasync=False,
                 sync=True,
@@ -59,6 +59,16 @@ def open_env(path: Path, read_only: bool) -> lmdb.Environment:
     raise NamespaceError(f"cannot map {path}: {failure}")
 
 
+def open_history(env: lmdb.Environment, name: str, read_only: bool) -> Any:
+    """A table that only snapshots need; None if it is not there and cannot be made."""
+    try:
+        return env.open_db(name.encode(), create=not read_only)
+    except (lmdb.NotFoundError, lmdb.ReadonlyError):
+        if not read_only:
+            raise
+        return None
+
+
 def check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str | None) -> None:
     """Refuse what another version made, and what belongs to another source; learn the prefix if not given."""
     meta = txn.tables.meta
@@ -66,8 +76,8 @@ def check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str
     if raw is None:
         return
     version = schema.unpack_u64(raw)[0]
-    if version != schema.FORMAT_VERSION:
-        older = "an older" if version < schema.FORMAT_VERSION else "a newer"
+    if not schema.OLDEST_FORMAT <= version <= schema.FORMAT_VERSION:
+        older = "an older" if version < schema.OLDEST_FORMAT else "a newer"
         raise FormatError(
             f"{path} has format {version}, this version of tierfs reads {schema.FORMAT_VERSION}: "
             f"use {older} tierfs, or another --state-dir"
@@ -92,7 +102,7 @@ def initialise(txn: WriteTransaction, now_ns: int) -> None:
     # The root is made here rather than in ``tree`` so that no reader ever meets a database without one.
     meta = txn.tables.meta
     generation = int.from_bytes(os.urandom(3), "big") + 1
-    txn.put(schema.META_FORMAT, schema.pack_u64(schema.FORMAT_VERSION), db=meta)
+    txn.put(schema.META_FORMAT, schema.pack_u64(schema.OLDEST_FORMAT), db=meta)
     txn.put(schema.META_NEXT_ID, schema.pack_u64(schema.FIRST_FREE_ID), db=meta)
     txn.put(schema.META_EPOCH, schema.pack_u64(0), db=meta)
     txn.put(schema.META_UUID, uuid.uuid4().bytes, db=meta)

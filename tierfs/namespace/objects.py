@@ -117,6 +117,18 @@ def put_object_row(txn: WriteTransaction, ino: int, row: ObjectRow) -> None:
         txn.put(schema.object_key_digest(key), pack_u64(ino), db=tables.objkey)
 
 
+def keep_object(txn: WriteTransaction, ino: int) -> None:
+    """The object row is about to change, and not only because the same bytes have moved: see ``history``."""
+    epoch, limit = txn.frontier()
+    if ino >= limit:
+        return
+    key = schema.pack_u64_pair(ino, epoch)
+    raw = txn.get(pack_u64(ino), b"", txn.tables.object)
+    if txn.put(key, raw, overwrite=False, db=txn.tables.oldobject) and raw:
+        object_key = schema.decode_object(raw).key
+        txn.put(schema.object_key_digest(object_key) + b"\0" + key, b"", db=txn.tables.oldkey)
+
+
 def keys_agree(txn: ReadTransaction, ino: int) -> bool:
     """Whether the bucket holds this inode at exactly the keys of its names (or not at all)."""
     row = object_of(txn, ino)

@@ -36,6 +36,7 @@ from tierfs.namespace.moved import next_moved_children as next_moved_children
 from tierfs.namespace.moved import owners_below as owners_below
 from tierfs.namespace.objects import RESERVED_PREFIX as RESERVED_PREFIX
 from tierfs.namespace.objects import disown_key
+from tierfs.namespace.objects import keep_object as keep_object
 from tierfs.namespace.objects import key_of as key_of
 from tierfs.namespace.objects import key_of_path as key_of_path
 from tierfs.namespace.objects import keys_agree as keys_agree
@@ -76,6 +77,9 @@ def set_object(
     dirty = dirty_row(txn, ino)
     if dirty is not None and dirty.claims:
         _put_dirty(txn, msgspec.structs.replace(dirty, claims=()))
+    if inode is None or inode.flags & schema.DATA_LOCAL:
+        # Else the same bytes have moved or are labelled anew: snapshots that see them follow.
+        keep_object(txn, ino)
     written = {key for key, _ in row.all_keys()}
     named = inode is not None and inode.nlink > 0
     for key, etag in _held_keys(txn, ino, dirty).items():
@@ -114,6 +118,7 @@ def file_system_id(txn: ReadTransaction) -> str:
 
 def disown(txn: WriteTransaction, ino: int, key: str) -> None:
     """``key`` holds somebody else's object now: the inode does not own it any more."""
+    keep_object(txn, ino)
     disown_key(txn, key, ino)
     dirty = dirty_row(txn, ino)
     if dirty is not None and key in dirty.claims:
@@ -391,6 +396,7 @@ def release(txn: WriteTransaction, ino: int, now_ns: int) -> None:
 
     The object row stays with the orphan, so that whoever has it open can read on.
     """
+    keep_object(txn, ino)
     dirty = dirty_row(txn, ino)
     for key, etag in _held_keys(txn, ino, dirty).items():
         # The key may be another inode's by now (claimed over it); then that one takes care of it.

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 
 from tierfs.errors import DamagedRecord, NotADirectory, NotFound
-from tierfs.namespace import schema
+from tierfs.namespace import history, schema
 from tierfs.namespace.schema import (
     DIRENT,
     DIRSEQ,
@@ -91,6 +91,7 @@ def add_inode(txn: WriteTransaction, inode: Inode) -> None:
 
 
 def delete_inode(txn: WriteTransaction, ino: int) -> None:
+    history.keep_inode(txn, ino, None)
     txn.delete(pack_u64(ino) + EPOCH_0, txn.tables.inode)
 
 
@@ -98,10 +99,7 @@ def delete_inode(txn: WriteTransaction, ino: int) -> None:
 
 
 def find_entry(txn: ReadTransaction, parent_ino: int, name: bytes) -> tuple[int, int, int] | None:
-    """(ino, cookie, file type) of a name, or None.
-
-    One exact get, as long as every record is of epoch 0; with snapshots this becomes a seek.
-    """
+    """(ino, cookie, file type) of a name, or None: one exact get."""
     raw = txn.get(pack_u64(parent_ino) + name + NUL_EPOCH_0, None, txn.tables.dirent)
     if raw is None:
         return None
@@ -122,6 +120,7 @@ def put_entry(
     """Let ``name`` mean ``ino``. With ``seq`` the name keeps that cookie (it existed before)."""
     if seq is None:
         seq = new_id(txn)
+    history.keep_entry(txn, parent_ino, name)
     tables = txn.tables
     txn.put(pack_u64(parent_ino) + name + NUL_EPOCH_0, DIRENT.pack(ino, seq, kind, 0), db=tables.dirent)
     txn.put(pack_u64_pair(parent_ino, seq), DIRSEQ.pack(ino, kind, 0) + name, db=tables.dirseq)
@@ -130,6 +129,7 @@ def put_entry(
 
 
 def delete_entry(txn: WriteTransaction, parent_ino: int, name: bytes, ino: int, seq: int) -> None:
+    history.keep_entry(txn, parent_ino, name)
     tables = txn.tables
     txn.delete(pack_u64(parent_ino) + name + NUL_EPOCH_0, tables.dirent)
     txn.delete(pack_u64_pair(parent_ino, seq), tables.dirseq)

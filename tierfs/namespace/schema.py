@@ -1,9 +1,8 @@
 """Key and record layout of the namespace. Everything that is written to ``namespace.lmdb`` is laid out here.
 
-Integers in keys are big endian (so that they sort), integers in records little endian. Tables are named
-LMDB databases without special flags. ``epoch_desc`` is 2**64-1 minus the epoch in which the version was
-born; the live version is the first record at or after a seek to the key without it. Until snapshots raise
-the epoch it is always 0 and every key ends in eight bytes 0xff.
+Integers in keys are big endian (so that they sort), integers in records little endian. Tables are named LMDB
+databases without special flags. ``epoch_desc`` is 2**64-1 minus an epoch; of a live record that is always 0,
+so that its key ends in eight bytes 0xff and is found with one exact get whatever snapshots there are.
 
 =========  ============================================  =================================================
 table      key                                           value
@@ -20,6 +19,23 @@ dirty      ino (8)                                       ``DirtyRow`` (msgpack a
 doomed     "k" or "p", digest of an object key           ``DoomedRow`` (msgpack array)
 orphan     ino (8)                                       empty; nlink is 0, somebody may have it open
 meta       a name                                        see ``META_*``
+=========  ============================================  =================================================
+
+Only where there are snapshots (``history`` says when a record gets here; ``epoch`` is that of the newest
+snapshot then, big endian):
+
+=========  ============================================  =================================================
+snapshot   epoch (8)                                     ``SnapshotRow`` (msgpack array)
+oldinode   ino (8), epoch (8)                            INODE
+olddirent  parent ino (8), name, NUL, epoch (8)          DIRENT
+olddirseq  parent ino (8), seq (8), epoch (8)            DIRSEQ, then the name
+oldobject  ino (8), epoch (8)                            ``ObjectRow``, or empty: there was none
+oldkey     digest of an object key, NUL, key in          empty
+           ``oldobject``
+oldxattr   ino (8), epoch (8)                            all of them (msgpack map)
+oldlink    ino (8)                                       the target
+kept       digest of an object key, NUL, digest of       ``KeptRow`` (msgpack array): where a copy is of what
+           its ETag (16)                                 an object was
 =========  ============================================  =================================================
 
 The C view. Offsets in bytes; every field is naturally aligned and there is no implicit padding::
@@ -67,10 +83,16 @@ import struct
 import msgspec
 
 from tierfs.errors import DamagedRecord
+from tierfs.namespace.history import keep_inode
+from tierfs.namespace.transaction import META_FRONTIER as META_FRONTIER
 from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
 from tierfs.types import Inode, ObjectInfo
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""The newest format that is understood: a database in which a snapshot was made. An older tierfs would change
+records without keeping what they were."""
+OLDEST_FORMAT = 2
+"""The format of a database in which none was ever made."""
 
 NAME_MAX_BYTES = 255
 SYMLINK_MAX_BYTES = 4095
@@ -122,6 +144,9 @@ META_FORMAT = b"format"
 META_NEXT_ID = b"next_id"
 """U64: the next inode number or directory cookie."""
 META_EPOCH = b"epoch"
+"""U64: how many snapshots were ever made."""
+META_SWEEP = b"sweep"
+"""Present while old records may be left that no snapshot sees; changes with every snapshot that goes."""
 META_UUID = b"uuid"
 META_GENERATION = b"generation"
 """U64: generation of every inode made here; random per file system, so that numbers that start again in a
@@ -202,11 +227,40 @@ class DoomedRow(msgspec.Struct, frozen=True, array_like=True):
     ino: int = 0
 
 
+class SnapshotRow(msgspec.Struct, frozen=True, array_like=True):
+    """``limit``: numbers from there on had not been given out. ``path``: of the directory at that time."""
+
+    epoch: int
+    name: bytes
+    root_ino: int
+    limit: int
+    created_ns: int
+    path: bytes
+
+
+class KeptRow(msgspec.Struct, frozen=True, array_like=True):
+    """The object ``key`` in its version ``etag`` was copied to ``kept_key`` before it was overwritten.
+
+    ``kept_etag`` is empty while the copy may not be complete. ``ino``: whose bytes they were.
+    """
+
+    key: str
+    etag: str
+    ino: int
+    size_bytes: int
+    kept_key: str
+    kept_etag: str = ""
+    version_id: str | None = None
+
+
 _encoder = msgspec.msgpack.Encoder()
 encode_row = _encoder.encode
 decode_object = msgspec.msgpack.Decoder(ObjectRow).decode
 decode_dirty = msgspec.msgpack.Decoder(DirtyRow).decode
 decode_doomed = msgspec.msgpack.Decoder(DoomedRow).decode
+decode_snapshot = msgspec.msgpack.Decoder(SnapshotRow).decode
+decode_kept = msgspec.msgpack.Decoder(KeptRow).decode
+decode_xattrs = msgspec.msgpack.Decoder(dict[bytes, bytes]).decode
 
 # A key longer than this is cut and gets a digest, so that LMDB's limit of 511 bytes holds and a range scan
 # over a prefix still finds it.
@@ -245,6 +299,11 @@ def doomed_table_key(key: str, prefix: bool) -> bytes:
     return (b"p" if prefix else b"k") + object_key_digest(key)
 
 
+def kept_table_key(key: str, etag: str) -> bytes:
+    """The table key of the copy of one version of an object."""
+    return object_key_digest(key) + b"\0" + hashlib.blake2b(etag.encode(), digest_size=16).digest()
+
+
 def unpack_inode(raw: bytes) -> Inode:
     """Raises ``DamagedRecord``."""
     try:
@@ -263,7 +322,9 @@ def pack_inode(inode: Inode) -> bytes:
 
 def put_inode(txn: WriteTransaction, inode: Inode) -> None:
     """Write an inode record as it is. Marks nothing dirty: ``tree`` and ``publish`` do."""
-    txn.put(pack_u64(inode.ino) + EPOCH_0, pack_inode(inode), db=txn.tables.inode)
+    record = pack_inode(inode)
+    keep_inode(txn, inode.ino, record)
+    txn.put(pack_u64(inode.ino) + EPOCH_0, record, db=txn.tables.inode)
 
 
 def replace_inode(inode: Inode, **changes: object) -> Inode:

@@ -27,6 +27,7 @@ from tierfs.errors import (
     TooManyLinks,
 )
 from tierfs.namespace import publish, records, schema
+from tierfs.namespace.history import keep_target
 from tierfs.namespace.names import check_name, drop_name, get_entry, keep_directory, touch_directory
 from tierfs.namespace.records import names_of as names_of
 from tierfs.namespace.records import path_of as path_of
@@ -367,6 +368,7 @@ def reap(txn: WriteTransaction, ino: int) -> Inode | None:
         return None
     tables = txn.tables
     records.delete_inode(txn, ino)
+    keep_target(txn, ino)
     txn.delete(pack_u64(ino), tables.symlink)
     txn.delete(pack_u64(ino), tables.object)
     if inode.flags & schema.HAS_XATTR:

@@ -66,6 +66,7 @@ def set_xattr(
         raise NoAttribute(name.decode("utf-8", "backslashreplace"))
     if not exists and sum(len(known) + 1 for known in list_xattrs(txn, ino)) + len(name) + 1 > MAX_LIST_BYTES:
         raise _no_space("too many extended attributes")
+    keep_xattrs(txn, ino)
     txn.put(pack_u64(ino) + name, value, db=txn.tables.xattr)
     schema.put_inode(txn, schema.replace_inode(inode, ctime_ns=now_ns, flags=inode.flags | schema.HAS_XATTR))
 
@@ -74,6 +75,7 @@ def remove_xattr(txn: WriteTransaction, ino: int, name: bytes, *, now_ns: int) -
     """Raises ``NoAttribute``, ``NotFound``."""
     get_xattr(txn, ino, name)
     inode = records.get_inode(txn, ino)
+    keep_xattrs(txn, ino)
     txn.delete(pack_u64(ino) + name, txn.tables.xattr)
     flags = inode.flags if list_xattrs(txn, ino) else inode.flags & ~schema.HAS_XATTR
     schema.put_inode(txn, schema.replace_inode(inode, ctime_ns=now_ns, flags=flags))
@@ -81,10 +83,34 @@ def remove_xattr(txn: WriteTransaction, ino: int, name: bytes, *, now_ns: int) -
 
 def remove_all_xattrs(txn: WriteTransaction, ino: int) -> None:
     """The inode goes: its attributes go. The inode record is not touched."""
+    keep_xattrs(txn, ino)
     prefix = pack_u64(ino)
     cursor = txn.cursor(txn.tables.xattr)
     while cursor.set_range(prefix) and cursor.key().startswith(prefix):
         cursor.delete()
+
+
+def keep_xattrs(txn: WriteTransaction, ino: int) -> None:
+    """They are about to change: see ``history``. All of them are kept together."""
+    epoch, limit = txn.frontier()
+    if ino >= limit:
+        return
+    key = schema.pack_u64_pair(ino, epoch)
+    if txn.get(key, None, txn.tables.oldxattr) is None:
+        txn.put(key, schema.encode_row(all_xattrs(txn, ino)), db=txn.tables.oldxattr)
+
+
+def all_xattrs(txn: ReadTransaction, ino: int) -> dict[bytes, bytes]:
+    """Names and values, whether or not the inode says that there are any."""
+    prefix = pack_u64(ino)
+    found: dict[bytes, bytes] = {}
+    cursor = txn.cursor(txn.tables.xattr)
+    if cursor.set_range(prefix):
+        for key, value in cursor.iternext(True, True):
+            if not key.startswith(prefix):
+                break
+            found[key[8:]] = value
+    return found
 
 
 def copy_xattrs(txn: WriteTransaction, from_ino: int, to_ino: int) -> None:

@@ -3,7 +3,8 @@
 Before an inode is written, it *claims* the keys of all its names: in the namespace, so that after a crash
 what may lie there is known, and in memory, so that no other request writes or deletes there meanwhile. An
 object that another, renamed inode still needs as its source is not overwritten: that inode goes first. Two
-that need each other's key are parted by ``parking``.
+that need each other's key are parted by ``parking``. What a snapshot needs of what lies there is copied away
+first.
 """
 
 from __future__ import annotations
@@ -17,16 +18,23 @@ from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import ReadTransaction
 from tierfs.writeback.in_flight import KeysInFlight, NotYet
 from tierfs.writeback.parking import MOST_PARKED, Parking
+from tierfs.writeback.preserve import Preserver
 
 
 class KeyClaims:
     """Trio thread only."""
 
     def __init__(
-        self, db: Database, parking: Parking, in_flight: KeysInFlight, now_ns: Callable[[], int]
+        self,
+        db: Database,
+        parking: Parking,
+        preserver: Preserver,
+        in_flight: KeysInFlight,
+        now_ns: Callable[[], int],
     ) -> None:
         self._db = db
         self._parking = parking
+        self._preserver = preserver
         self._in_flight = in_flight
         self._now_ns = now_ns
 
@@ -36,13 +44,14 @@ class KeyClaims:
 
         Raises ``NotYet`` while somebody else has to go first, ``NotFound`` if the inode is gone.
         """
-        with self._db.read() as txn:
-            keys = publish.key_of(txn, ino)
-        if not keys:
-            raise NotYet(f"inode {ino} has no name")
-        with self._in_flight.writing(keys):
-            await self._claim(ino, keys)
-            yield keys
+        async with self._preserver.changing():
+            with self._db.read() as txn:
+                keys = publish.key_of(txn, ino)
+            if not keys:
+                raise NotYet(f"inode {ino} has no name")
+            with self._in_flight.writing(keys):
+                await self._claim(ino, keys)
+                yield keys
 
     async def _claim(self, ino: int, keys: list[str]) -> None:
         with self._db.read() as txn:
@@ -57,6 +66,7 @@ class KeyClaims:
             await self._parking.park(owner, key)
         for key in keys:
             await self._parking.keep_for_readers(key)
+        await self._preserver.keep([(key, ino) for key in keys])
         claim = partial(publish.claim_keys, ino=ino, keys=keys, now_ns=self._now_ns())
         if not await self._db.commit(claim):
             raise NotYet(f"{keys[0]}: renamed meanwhile, or still the source of a file that is being moved")

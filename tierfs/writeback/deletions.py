@@ -24,6 +24,7 @@ from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.store.base import ListPage, ObjectStore
 from tierfs.writeback.in_flight import KeysInFlight
+from tierfs.writeback.preserve import Preserver
 
 log = structlog.get_logger(__name__)
 
@@ -38,12 +39,14 @@ class Deletions:
         self,
         db: Database,
         store: ObjectStore,
+        preserver: Preserver,
         keys: KeysInFlight,
         now_ns: Callable[[], int],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._db = db
         self._store = store
+        self._preserver = preserver
         self._keys = keys
         self._now_ns = now_ns
         self._wake_at = float("inf")
@@ -115,7 +118,9 @@ class Deletions:
                 busy = busy or len(free) < len(keys)
                 gone = [row for row in rows if row.key in free and not row.prefix]
                 if gone:
-                    await self._delete(gone)
+                    async with self._preserver.changing():
+                        await self._preserver.keep([(row.key, row.ino) for row in gone])
+                        await self._delete(self._still_unneeded(gone))
             needed = [row for row in rows if not row.prefix and row.key not in free | kept]
             if needed:
                 await self._hurry(needed)
@@ -130,7 +135,14 @@ class Deletions:
                 self.stalled = left and not moved and not busy
                 return left
 
+    def _still_unneeded(self, rows: Sequence[schema.DoomedRow]) -> list[schema.DoomedRow]:
+        """Copies for snapshots take their time."""
+        with self._db.read() as txn:
+            return [row for row in rows if not publish.is_key_needed(txn, row.key)]
+
     async def _delete(self, rows: Sequence[schema.DoomedRow]) -> None:
+        if not rows:
+            return
         keys = [row.key for row in rows]
         etags = {row.key: row.etag for row in rows if row.etag}  # empty: any version of ours may be there
         # A power cut must not bring back a name, or a copy that is still to be made, whose object has gone.

@@ -151,6 +151,17 @@ static bool has_front_handle(const struct tierfs_request *request)
     return fh & TIERFS_FH_FRONT;
 }
 
+/* Only the engine knows snapshots, and whether there are any. */
+static bool is_about_snapshots(const struct tierfs_request *request)
+{
+    static const char name[] = TIERFS_RESERVED_NAME; /* with its NUL */
+
+    if (tierfs_is_of_snapshot(request->header->nodeid))
+        return true;
+    return request->header->opcode == FUSE_LOOKUP && request->header->nodeid == TIERFS_ROOT_INO &&
+           request->body_bytes >= sizeof(name) && memcmp(request->body, name, sizeof(name)) == 0;
+}
+
 /* -- requests ------------------------------------------------------------------------------------------------------ */
 
 typedef long answer_fn(const struct tierfs_request *request);
@@ -220,6 +231,8 @@ long tierfs_answer_at(const struct tierfs_answers *answers, struct tierfs_reader
     answer = find_answer(header->opcode);
     if (answer == NULL)
         return TIERFS_RELAY;
+    if (is_about_snapshots(&request))
+        return header->opcode == FUSE_FORGET ? TIERFS_NO_REPLY : TIERFS_RELAY;
     if (tierfs_reader_begin(reader) != 0) /* the engine does not know the front's handles */
         return answer == tierfs_answer_readdir && has_front_handle(&request) ? -EIO : TIERFS_RELAY;
     result = answer(&request);

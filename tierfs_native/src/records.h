@@ -17,7 +17,12 @@
 #error "records are little endian, and are used without conversion"
 #endif
 
-#define TIERFS_FORMAT_VERSION 2
+#define TIERFS_FORMAT_VERSION 3
+/* What snapshots add to it are tables of their own. */
+#define TIERFS_OLDEST_FORMAT_VERSION 2
+/* In the number of every inode below .tierfs/snapshots/, which only the engine knows. */
+#define TIERFS_SNAPSHOT_INO (UINT64_C(1) << 61) /* and no higher bit */
+#define TIERFS_RESERVED_NAME ".tierfs"
 #define TIERFS_ROOT_INO 1
 #define TIERFS_NAME_MAX 255
 #define TIERFS_SYMLINK_MAX 4095
@@ -64,6 +69,11 @@ _Static_assert(offsetof(struct tierfs_inode, content_id) == 80, "INODE of schema
 _Static_assert(offsetof(struct tierfs_inode, listed_until_ns) == 104, "INODE of schema.py");
 _Static_assert(sizeof(struct tierfs_dirent) == 24, "DIRENT of schema.py");
 _Static_assert(sizeof(struct tierfs_dirseq) == 16, "DIRSEQ of schema.py");
+
+static inline bool tierfs_is_of_snapshot(uint64_t ino)
+{
+    return (ino & ~(TIERFS_SNAPSHOT_INO - 1)) == TIERFS_SNAPSHOT_INO;
+}
 
 /* Whether these can be S_IFMT bits of a file: the kernel declares an inode of any other type bad for good. */
 static inline bool tierfs_is_file_type(uint32_t type)

@@ -18,7 +18,7 @@
 #define PENDING_MAX_BYTES (512u * 1024u * 1024u)
 #define NOTICES_MAX 100000u
 #define SOCKET_BUFFER_BYTES (4 * 1024 * 1024)
-#define EXTRA_REPLY_MAX_BYTES 256u
+#define EXTRA_REPLY_MAX_BYTES 16384u
 #define NAMES_MAX_BYTES 65536u
 
 struct notice {
@@ -163,6 +163,7 @@ static bool has_no_answer(uint32_t opcode)
 static bool is_extra(uint32_t opcode)
 {
     switch (opcode) {
+    case FUSE_READDIR: /* pyfuse3 has READDIRPLUS alone; of a snapshot, all others are answered here */
     case FUSE_FALLOCATE:
     case FUSE_LSEEK:
     case FUSE_COPY_FILE_RANGE:

@@ -10,7 +10,7 @@
 #define KEY_BYTES 8
 #define EPOCH_BYTES 8
 
-/* epoch_desc of what is alive, until snapshots raise the epoch. */
+/* epoch_desc of what is alive; what snapshots see besides is in tables that only the engine reads. */
 static const uint8_t epoch_0[EPOCH_BYTES] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
 
 struct tierfs_view {
@@ -51,13 +51,15 @@ static int check_format(MDB_txn *txn, MDB_dbi meta)
     char name[] = "format";
     MDB_val key = {sizeof(name) - 1, name};
     MDB_val value;
+    uint64_t format;
     int status = to_errno(mdb_get(txn, meta, &key, &value));
 
     if (status != 0)
         return status;
-    if (value.mv_size != KEY_BYTES || tierfs_decode_key(value.mv_data) != TIERFS_FORMAT_VERSION)
+    if (value.mv_size != KEY_BYTES)
         return -EPROTO;
-    return 0;
+    format = tierfs_decode_key(value.mv_data);
+    return format >= TIERFS_OLDEST_FORMAT_VERSION && format <= TIERFS_FORMAT_VERSION ? 0 : -EPROTO;
 }
 
 static int open_tables(struct tierfs_view *view, MDB_txn *txn)

@@ -203,7 +203,7 @@ static void test_absent_names(void)
 
     /* Listed a second ago, negative answers hold for five. */
     assert(look_up(1, "none") == -ENOENT);
-    assert(look_up(1, ".tierfs") == -ENOENT);
+    assert(look_up(1, ".tierfs") == TIERFS_RELAY); /* whether there are snapshots only the engine knows */
     assert(look_up(EMPTY_INO, "none") == TIERFS_RELAY); /* listed five seconds ago */
     assert(look_up(DIR_INO, "none") == TIERFS_RELAY);
     assert(look_up(FILE_INO, "none") == -ENOTDIR);
@@ -441,6 +441,22 @@ static void test_the_rest(void)
     assert(ask(FUSE_STATX, FILE_INO, body, 24) == -ENOSYS);
 }
 
+/* Whatever the records say: only the engine knows what is there. */
+static void test_snapshots(void)
+{
+    const uint64_t ino = TIERFS_SNAPSHOT_INO | UINT64_C(1) << 43 | FILE_INO;
+    const struct fuse_forget_in forget = {.nlookup = 1};
+
+    assert(look_up(1, ".tierf") == -ENOENT);
+    assert(look_up(1, ".tierfs.") == -ENOENT);
+    assert(look_up(ino, "file") == TIERFS_RELAY);
+    assert(get_attributes(ino) == TIERFS_RELAY);
+    assert(get_xattr(ino, "user.a") == TIERFS_RELAY);
+    assert(ask(FUSE_READLINK, ino, NULL, 0) == TIERFS_RELAY);
+    assert(read_directory(FUSE_READDIRPLUS, ino, 0, 4096) == TIERFS_RELAY);
+    assert(ask(FUSE_FORGET, ino, &forget, sizeof(forget)) == TIERFS_NO_REPLY);
+}
+
 /* With the clock on the wall. */
 static void test_clock(void)
 {
@@ -476,6 +492,7 @@ int main(void)
     test_opendir();
     test_readdir();
     test_the_rest();
+    test_snapshots();
     test_clock();
     tierfs_answers_close(answers);
     tierfs_reader_close(reader);
