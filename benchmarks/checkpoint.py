@@ -6,6 +6,7 @@ is found. Then the same shards come back to a mount that has nothing local. All 
 program starts, in rounds that alternate; ratios are formed within a round. What the lines mean:
 
 * *pulse*: from the first write to the last close, that is how long training is blocked.
+* *save*: the same within ``tierfs.checkpoint.save``, one call per process, until it returns in all of them.
 * *drain*: from the end of the pulse until all of it is in the store. tierfs does not upload before: its
   upload delay is set to an hour, and ``tierfs flush`` ends it (the start of this command is counted). Against
   *uploader*: tierfs's store client alone, parts of the same size, the better of 8 and 16 at a time.
@@ -29,12 +30,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import tierfs.checkpoint
 from benchmarks.compare.guard import Hung, WorkFailed, guarded
 from benchmarks.compare.peer import MIB, Peer, PeerFailed, Site, run
 from benchmarks.compare.peers import (
@@ -47,24 +48,27 @@ from benchmarks.compare.peers import (
     Tierfs,
 )
 from benchmarks.compare.stage import find_binaries, stage
-from benchmarks.loops import Outcome, Task, read_files, together, write_file
+from benchmarks.loops import Outcome, Task, Timed, read_files, together, write_file
 from benchmarks.plan import pieces
 from benchmarks.quick import machine
 from benchmarks.samples import Metric, table
 from benchmarks.servers import ServerFailed, credentials
 from benchmarks.sources import S3Source, environment
-from tierfs.config import Settings
-from tierfs.store.base import ObjectStore, Part
-from tierfs.store.open import open_store
+from benchmarks.uploading import remove, upload
 
 WRITE_BYTES = 4 * MIB
-PART_BYTES = 16 * MIB
 RAW_READERS = 16
 UPLOADERS = (8, 16)
 LIMIT_S = 900.0
 """For one step of one target."""
 PLAIN, TIERFS, UPLOADER, RAW = "plain", "tierfs", "uploader", "raw"
-GOALS = {"pulse": (PLAIN, 1 / 1.1), "drain": (UPLOADER, 0.9), "restore": (RAW, 0.9), "cold read": (RAW, 0.9)}
+GOALS = {
+    "pulse": (PLAIN, 1 / 1.1),
+    "save": (PLAIN, 1 / 1.1),
+    "drain": (UPLOADER, 0.9),
+    "restore": (RAW, 0.9),
+    "cold read": (RAW, 0.9),
+}
 """Line -> against whom, and how many times as good tierfs is wanted to be at least."""
 
 
@@ -107,7 +111,7 @@ class Benchmark:
         self.metrics = {
             name: Metric(name, unit, higher_is_better=unit != "s")
             for name, unit in (
-                ("pulse", "s"), ("drain", "MiB/s"), ("commit", "s"), ("restore", "MiB/s"),
+                ("pulse", "s"), ("save", "s"), ("drain", "MiB/s"), ("commit", "s"), ("restore", "MiB/s"),
                 ("cold read", "MiB/s"),
             )
         }  # fmt: skip
@@ -130,10 +134,19 @@ class Benchmark:
             directory.mkdir()
             shards = self._scale.shards(directory)
             tasks = [write_file(path, self._scale.shard_bytes, WRITE_BYTES) for path in shards]
-            self.metrics["pulse"].add(peer.name, self._timed(tasks, peer).seconds)
-            if peer.name != PLAIN:
+            blocked_s = self._timed(tasks, peer).seconds
+            self.metrics["pulse"].add(peer.name, blocked_s)
+            if peer.name == PLAIN:
+                self.metrics["save"].add(PLAIN, blocked_s)
+            else:
                 self._into_the_store(peer)
                 self._come_back(peer, shards)
+            if isinstance(peer, Tierfs):
+                saved = peer.directory / "saved"
+                ranks = range(self._scale.ranks)
+                tasks = [save_shard(saved, rank, self._scale) for rank in ranks]
+                self.metrics["save"].add(TIERFS, self._timed(tasks, peer).seconds)
+                shutil.rmtree(saved)
             shutil.rmtree(directory)
             peer.drain(LIMIT_S)
             peer.unmount()
@@ -176,7 +189,7 @@ class Benchmark:
         with environment(credentials(self._site.endpoint_url)):
             seconds = []
             for threads in UPLOADERS:
-                uploaded = partial(upload, url, self._scale, threads)
+                uploaded = partial(upload, url, self._scale.ranks, self._scale.shard_bytes, threads)
                 seconds.append(guarded(uploaded, LIMIT_S, lambda: None))
             self._add_rate("drain", UPLOADER, min(seconds))
             source = S3Source(url, "")
@@ -202,50 +215,23 @@ class Benchmark:
         self.metrics[name].add(target, self._scale.total_bytes / MIB / seconds)
 
 
-def upload(url: str, scale: Scale, threads: int) -> float:
-    """Seconds for the store client to put all shards, that many parts at a time. In a process of its own."""
-    store, prefix = _open(url)
-    body = os.urandom(min(PART_BYTES, scale.shard_bytes))
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda number: store.list_page(f"{prefix}{number}"), range(threads)))  # connections
-        began = time.monotonic()
-        keys = [f"{prefix}rank{rank}.pt" for rank in range(scale.ranks)]
-        if scale.shard_bytes <= PART_BYTES:
-            list(pool.map(lambda key: store.put(key, body), keys))
-        else:
-            uploads = list(pool.map(store.start_multipart, keys))
-            parts = list(pool.map(partial(_part, store, body), _parts_of(keys, uploads, scale.shard_bytes)))
-            for key, upload_id in zip(keys, uploads, strict=True):
-                store.complete_multipart(key, upload_id, [part for owner, part in parts if owner == key])
-        seconds = time.monotonic() - began
-    store.close()
-    return seconds
+def save_shard(directory: Path, rank: int, scale: Scale) -> Task:
+    """One rank's part of a save. Amount: bytes."""
 
+    def prepare() -> Timed:
+        piece = os.urandom(min(scale.shard_bytes, WRITE_BYTES))
 
-def _parts_of(
-    keys: Sequence[str], uploads: Sequence[str], size_bytes: int
-) -> Iterator[tuple[str, str, int, int]]:
-    """(key, upload, number, length)"""
-    for offset in range(0, size_bytes, PART_BYTES):
-        for key, upload_id in zip(keys, uploads, strict=True):
-            yield key, upload_id, offset // PART_BYTES + 1, min(PART_BYTES, size_bytes - offset)
+        def timed() -> int:
+            left = scale.shard_bytes
+            with tierfs.checkpoint.save(directory, rank=rank, world_size=scale.ranks) as saving:
+                with open(saving.shard(f"rank{rank}.pt"), "wb", buffering=0) as file:
+                    while left:
+                        left -= file.write(memoryview(piece)[: min(left, len(piece))])
+            return scale.shard_bytes
 
+        return timed
 
-def _part(store: ObjectStore, body: bytes, part: tuple[str, str, int, int]) -> tuple[str, Part]:
-    key, upload_id, number, length = part
-    return key, store.upload_part(key, upload_id, number, memoryview(body)[:length])
-
-
-def remove(url: str) -> None:
-    """Delete everything below a URL. In a process of its own."""
-    store, prefix = _open(url)
-    page = store.list_page(prefix, recursive=True)
-    store.delete_many([found.key for found in page.objects])
-    store.close()
-
-
-def _open(url: str) -> tuple[ObjectStore, str]:
-    return open_store(Settings(source=url, mountpoint="/", state_dir="/"))
+    return prepare
 
 
 def chosen(site: Site, front: str) -> tuple[list[Peer], list[str]]:

@@ -15,6 +15,7 @@ import xxhash
 from tests.support.engine import ROOT_CALLER, Engine, drained, objects_in, running_engine, settings_for
 from tests.support.watched_store import WatchedStore
 from tierfs.errors import InvalidArgument, NoAttribute, ReadOnly, StoreUnavailable
+from tierfs.mount.drain import drain
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO
 
@@ -139,6 +140,22 @@ async def test_a_request_outlives_the_engine(tmp_path: Path) -> None:
         found = await written(engine)
         assert (found["save_id"], found["step"]) == (SAVE_ID, 3)
         assert len(found["shards"]) == len(contents)
+    assert list((tmp_path / "state" / "checkpoints").iterdir()) == []
+
+
+def test_a_drain_without_a_mount_writes_the_manifest(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+
+    async def leave() -> None:
+        async with running_engine(settings, publishing=False) as engine:
+            ino, _ = await make_shards(engine)
+            await engine.parts.commits.commit(ino, SAVE_ID)
+
+    trio.run(leave)
+    drained = drain(settings, timeout_s=60, on_progress=lambda *_: None)
+    assert (drained.remaining_files, drained.failures) == (0, [])
+    found = json.loads((tmp_path / "bucket" / ".tierfs" / "checkpoints" / "c.json").read_bytes())
+    assert found["save_id"] == SAVE_ID
     assert list((tmp_path / "state" / "checkpoints").iterdir()) == []
 
 

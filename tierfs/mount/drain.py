@@ -58,12 +58,23 @@ async def _drain(settings: Settings, timeout_s: float | None, on_progress: OnPro
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(parts.publisher.run)
+            nursery.start_soon(parts.commits.run)
             with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
                 await parts.publisher.drain(progress)
+                await parts.commits.finish()
             # What is on its way cannot be waited for any longer.
             parts.store.stop_retrying()
             nursery.cancel_scope.cancel()
         return _result(parts, len(before), before_bytes)
+
+
+def _unwritten(parts: Parts) -> list[Failure]:
+    """Checkpoints of which the shards are in the store, and the manifest is not."""
+    return [
+        Failure(path.decode("utf-8", "backslashreplace"), f"no manifest yet: {message}", 1)
+        for path, _, _, message in parts.commits.pending()
+        if message
+    ]
 
 
 def _result(parts: Parts, files: int, size_bytes: int) -> Drained:
@@ -74,5 +85,5 @@ def _result(parts: Parts, files: int, size_bytes: int) -> Drained:
         remaining_files=len(left),
         remaining_bytes=left_bytes,
         remaining_deletes=parts.deletions.pending(),
-        failures=list(parts.publisher.failures.values()),
+        failures=[*parts.publisher.failures.values(), *_unwritten(parts)],
     )
