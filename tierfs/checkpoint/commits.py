@@ -17,6 +17,7 @@ tried again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable
@@ -158,10 +159,9 @@ class Commits:
         save_id = save_id or secrets.token_hex(16)
         if not (len(save_id) == 32 and save_id.isalnum() and save_id.isascii()) or not 0 <= node < nodes:
             raise InvalidArgument("user.tierfs.checkpoint: id is 32 letters and digits, node less than nodes")
-        if ino == ROOT_INO:
-            raise InvalidArgument(
-                "a checkpoint is a directory below the root of the mount, not the root itself"
-            )
+        with self._db.read() as txn:
+            records.get_directory(txn, ino)
+            self.writer.key_of(records.path_of(txn, ino))
         held = self._held.get(ino)
         if held is None:
             await self._refresher.complete_subtree(ino)
@@ -231,8 +231,9 @@ class Commits:
         held = self._held.get(ino)
         if held is not None and held.is_named(encode_path(path.rpartition(b"/")[2])):
             return {"state": "saving"}
-        if path and await self.writer.exists(path):
-            return {"state": "in the store"}
+        with contextlib.suppress(InvalidArgument):
+            if await self.writer.exists(path):
+                return {"state": "in the store"}
         raise NoAttribute("user.tierfs.checkpoint")
 
     async def attribute_of(self, ino: int) -> bytes:

@@ -100,6 +100,10 @@ class ManifestWriter:
 
         return await self._call(get)
 
+    def key_of(self, path: bytes) -> str:
+        """Where the manifest of the checkpoint at ``path`` lies. Raises ``InvalidArgument``."""
+        return manifest.manifest_key(self._prefix, path)
+
     async def exists(self, path: bytes) -> bool:
         """Whether there is a manifest of the checkpoint at ``path``. Raises ``InvalidArgument`` too."""
         try:
