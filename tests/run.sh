@@ -49,13 +49,14 @@ if [ $# -eq 0 ]; then
 fi
 
 # As root, since half of the tests mount, or act as several users. Nothing is written into the work tree.
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/tXXXXXX")
+trap 'rm -rf --one-file-system "$scratch"' EXIT
 # More at a time than there are processors: a test waits, for a mount or for a time to pass, more than it computes.
 workers=$(($(nproc) + 2))
 [ "$workers" -le 8 ] || workers=8
 status=0
-$as_root env PYTHONDONTWRITEBYTECODE=1 TIERFS_NEED_NATIVE=1 HYPOTHESIS_STORAGE_DIRECTORY="$scratch/hypothesis" \
+# Temporary directories of its own: pytest clears those of earlier runs away, and another run may be using them.
+$as_root env PYTHONDONTWRITEBYTECODE=1 PYTEST_DEBUG_TEMPROOT="$scratch" TIERFS_NEED_NATIVE=1 HYPOTHESIS_STORAGE_DIRECTORY="$scratch/hypothesis" \
     PATH="$PATH:/usr/sbin:/sbin" $python -m pytest -p no:cacheprovider -n "$workers" --dist worksteal "$@" </dev/null || status=$?
 
 if [ -n "$failed" ]; then
