@@ -7,12 +7,13 @@ import json
 import os
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tierfs.checkpoint
-from tests.support.mount import Mounted, MountFactory, wait_until
+from tests.support.mount import Mounted, MountFactory, files_below, wait_until
 from tests.support.sequence import RandomOperations, Replica, tree_state
 from tests.support.weed import ACCESS_KEY, SECRET_KEY, shared_weed, weed_missing
 
@@ -222,3 +223,25 @@ def test_a_checkpoint_is_what_its_manifest_says(
     assert requests.get("list", 0) == lists
     for name, content in data.items():
         assert (other.path / "runs" / "step-1" / name).read_bytes() == content
+
+
+def test_snapshot(mount_factory: MountFactory, bucket: Bucket) -> None:
+    """Copies on the server, of an object that was put in parts as well: its copy has another ETag."""
+    mounted = mount_factory(**bucket.settings("--part-size", "5MiB", prefix="/top"))
+    written = {"small": b"small", "large": os.urandom(11 * MIB), "moved": b"moved", "same": b"same"}
+    for name, data in written.items():
+        (mounted.path / name).write_bytes(data)
+    made = mounted.json("snapshot", "create", str(mounted.path), "--name", "one")["snapshot"]
+    (mounted.path / "small").write_bytes(b"other")
+    os.unlink(mounted.path / "large")
+    os.rename(mounted.path / "moved", mounted.path / "elsewhere")
+    mounted.flush()
+    assert bucket.get("top/small") == b"other"
+    kept = [key for key in bucket.keys() if key.startswith("top/.tierfs/snapshots/")]
+    assert len(kept) == 2
+    mounted.json("evict", str(mounted.path))
+    assert files_below(Path(made["location"])) == written
+    mounted.json("snapshot", "delete", str(mounted.path), "--name", "one")
+    wait_until(
+        lambda: bucket.keys() == ["top/elsewhere", "top/same", "top/small"], "the copies to be deleted"
+    )

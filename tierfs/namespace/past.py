@@ -35,7 +35,8 @@ Entry = tuple[int, bytes, int, int]
 def inode(txn: ReadTransaction, row: SnapshotRow, ino: int) -> Inode:
     """The inode as it was. Raises ``NotFound``: the snapshot does not see it.
 
-    Of a file that was not all in the store then, size and mtime are those of the object that it sees.
+    Of a file that was not all in the store then, size and mtime are those of the object that it sees. Of what
+    was open for writing nobody knows for sure whether it was.
     """
     found = _inode(txn, row, ino)
     if found is None:
@@ -43,7 +44,10 @@ def inode(txn: ReadTransaction, row: SnapshotRow, ino: int) -> Inode:
     if found.is_regular and found.flags & schema.DATA_LOCAL:
         held = object_row(txn, row, ino)
         if held is not None:
-            return schema.replace_inode(found, size_bytes=held.size_bytes, mtime_ns=held.mtime_ns)
+            # It was open, and perhaps written after the upload: then the inode's time is that of other bytes.
+            is_whole = found.size_bytes == held.size_bytes and found.mtime_ns <= held.confirmed_ns
+            mtime_ns = found.mtime_ns if is_whole else held.mtime_ns
+            return schema.replace_inode(found, size_bytes=held.size_bytes, mtime_ns=mtime_ns)
     return found
 
 

@@ -1,0 +1,57 @@
+"""Random operations on a mount, and snapshots now and then: each stays what the tree was at that moment.
+
+``TIERFS_TEST_SEED=N`` runs that seed instead of the fixed ones.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.mount import MountFactory
+from tests.support.sequence import RandomOperations, Replica, tree_state
+
+SEEDS = [int(os.environ["TIERFS_TEST_SEED"])] if "TIERFS_TEST_SEED" in os.environ else [1, 2]
+STEPS = 240
+EVERY = 40
+KEPT = 3
+
+pytestmark = pytest.mark.usefixtures("needs_mount")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_snapshots_under_random_operations(mount_factory: MountFactory, seed: int) -> None:
+    mounted = mount_factory(options=("--upload-delay", "0.05"))
+    chance = random.Random(seed)
+    top = mounted.path / "top"
+    top.mkdir()
+    replica = Replica(top)
+    expected: dict[str, tuple[Path, dict[str, tuple[Any, ...]]]] = {}
+
+    def delete(name: str) -> None:
+        mounted.json("snapshot", "delete", str(mounted.path), "--name", name)
+        del expected[name]
+
+    for number, operation in enumerate(islice(RandomOperations(seed), STEPS), 1):
+        replica.perform(operation)
+        if number % EVERY:
+            continue
+        replica.close_handles()
+        name = f"s{number}"
+        made = mounted.json("snapshot", "create", str(top), "--name", name)["snapshot"]
+        expected[name] = Path(made["location"]), tree_state(top)
+        if len(expected) > KEPT:
+            delete(chance.choice(sorted(expected)))
+    replica.close_handles()
+    mounted.flush()
+    for name, (location, state) in expected.items():
+        assert tree_state(location) == state, name
+    while expected:
+        delete(min(expected))
+        for name, (location, state) in expected.items():
+            assert tree_state(location) == state, name
