@@ -53,14 +53,14 @@ semantics = pytest.mark.semantics
 
 async def snapshot(engine: Engine, name: str, path: str = "", **options: object) -> None:
     request = SnapshotCreateRequest(name=name.encode(), path=path.encode(), **options)  # type: ignore[arg-type]
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         await SnapshotHandlers(engine.parts).create(request, lambda progress: None)
 
 
 async def delete(engine: Engine, name: str) -> None:
     handlers = SnapshotHandlers(engine.parts)
     await handlers.delete(SnapshotDeleteRequest(name=name.encode()), lambda progress: None)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while (await handlers.list_all(SnapshotListRequest(), lambda progress: None)).is_sweeping:
             await trio.sleep(0.01)
     await drained(engine)
@@ -242,7 +242,7 @@ async def test_an_object_is_not_overwritten_when_it_cannot_be_copied(tmp_path: P
         await snapshot(engine, "one")
         store.before = refuse
         await overwrite(engine, inode, b"new")
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while inode.ino not in engine.parts.publisher.failures:
                 await trio.sleep(0.01)
         assert objects_in(engine.bucket) == {"f": b"old"}
@@ -369,6 +369,7 @@ async def test_what_cannot_be_a_snapshot_is_refused(tmp_path: Path) -> None:
             ("a/b", "", InvalidArgument),
             ("n", "f", NotADirectory),
             ("n", "none", NotFound),
+            ("n", ".tierfs/snapshots/one", InvalidArgument),
         ):
             with pytest.raises(error):
                 await snapshot(engine, name, path)
@@ -394,7 +395,7 @@ async def test_a_snapshot_is_there_after_a_restart_and_its_sweep_goes_on(tmp_pat
         await engine.parts.db.commit(lambda txn: snapshots.delete(txn, b"one"))
         assert kept_objects(engine) == [b"old"]
     async with running_engine(settings) as engine:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while sum(len(names) for _, _, names in os.walk(engine.bucket / ".tierfs" / "snapshots")):
                 await trio.sleep(0.01)
     assert check(tmp_path / "state") == []

@@ -10,7 +10,7 @@ import trio
 
 from tierfs.control import protocol as p
 from tierfs.control.server import ControlServer, Report
-from tierfs.errors import NotADirectory, ReadOnly, StoreError, TierfsError
+from tierfs.errors import InvalidArgument, NotADirectory, ReadOnly, StoreError, TierfsError
 from tierfs.fs.snapshots import LIST_INO, LIST_NAME
 from tierfs.mount.parts import Parts
 from tierfs.namespace import difference, schema, snapshots, tree
@@ -109,6 +109,8 @@ class SnapshotHandlers:
             raise ReadOnly("mounted read-only")
 
     async def _resolve(self, path: bytes) -> Inode:
+        if path.split(b"/")[0] == schema.RESERVED_NAME:
+            raise InvalidArgument("a snapshot cannot be made of a snapshot")
         with self._parts.db.read() as txn:
             inode = tree.resolve(txn, b"")
         for name in filter(None, path.split(b"/")):
