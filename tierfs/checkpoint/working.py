@@ -130,7 +130,14 @@ class WorkingDirectory:
 
     @property
     def is_published(self) -> bool:
-        """The final name means this directory."""
+        """The final name means this directory.
+
+        The kernel knows what the directory is called now. To look up a name that is not there yet would ask
+        the store again and again.
+        """
+        name = os.path.basename(self.final)
+        if os.path.basename(os.readlink(f"/proc/self/fd/{self.descriptor}")) != name:
+            return False
         try:
             return os.stat(self.final).st_ino == os.fstat(self.descriptor).st_ino
         except FileNotFoundError:
@@ -143,7 +150,7 @@ class WorkingDirectory:
 
     def sync(self, files: list[str]) -> None:
         """These files, paths below the directory, survive a power cut when this returns."""
-        with ThreadPoolExecutor(SYNC_THREADS) as pool:
+        with ThreadPoolExecutor(min(SYNC_THREADS, max(1, len(files)))) as pool:
             for _ in pool.map(lambda file: fsync(os.path.join(self.path, file)), files):
                 pass
 
