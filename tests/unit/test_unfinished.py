@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.memory_store import MemoryStore
-from tierfs.errors import StoreAccessDenied, StoreUnavailable
+from tierfs.errors import StoreAccessDenied, StoreUnavailable, TierfsError
 from tierfs.writeback.unfinished import SKEW_NS, UnfinishedUploads
 
 NOW_NS = 1_000 * SKEW_NS
@@ -86,3 +90,21 @@ def test_what_a_kill_left_of_a_note(tmp_path: Path) -> None:
     (tmp_path / "1-b.json").write_text("")
     assert noted(tmp_path, store).abort_all() == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_half_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    uploads = noted(tmp_path, store)
+    note = uploads.note("k")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(TierfsError, match=r"cannot be noted.*No space") as refused:
+        uploads.note("other")
+    assert refused.value.errno == errno.ENOSPC
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(TierfsError, match="cannot be noted"):
+        uploads.started(note, "k", store.start_multipart("k"))
+    assert list(tmp_path.iterdir()) == [note]

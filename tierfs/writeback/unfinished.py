@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from tierfs.errors import StoreAccessDenied, StoreError, StoreUnsupported
+from tierfs.errors import StoreAccessDenied, StoreError, StoreUnsupported, TierfsError
 from tierfs.store.base import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -38,19 +38,30 @@ class UnfinishedUploads:
         self._now_ns = now_ns
 
     def note(self, key: str) -> Path:
-        """An upload to ``key`` is about to start; returns what ``started`` and ``done`` take."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """An upload to ``key`` is about to start; returns what ``started`` and ``done`` take.
+
+        Raises ``TierfsError`` if the disk is full: then it must not start.
+        """
         path = self._directory / f"{os.getpid()}-{os.urandom(8).hex()}.json"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"key": key, "noted_ns": self._now_ns()}, file)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"key": key, "noted_ns": self._now_ns()}, file)
+        except OSError as error:
+            self.done(path)
+            raise _failure(key, error) from error
         return path
 
     def started(self, note: Path, key: str, upload_id: str) -> None:
-        """The store calls it ``upload_id``."""
+        """The store calls it ``upload_id``. Raises ``TierfsError``; the note names the key as before then."""
         new = note.with_suffix(".new")
-        new.write_text(json.dumps({"key": key, "upload_id": upload_id}), encoding="utf-8")
-        new.replace(note)
+        try:
+            new.write_text(json.dumps({"key": key, "upload_id": upload_id}), encoding="utf-8")
+            new.replace(note)
+        except OSError as error:
+            self.done(new)
+            raise _failure(key, error) from error
 
     def done(self, note: Path) -> None:
         """The upload was completed or aborted, or never started."""
@@ -96,3 +107,9 @@ class UnfinishedUploads:
         for upload in found:
             self._store.abort_multipart(key, upload.upload_id)
         return len(found)
+
+
+def _failure(key: str, error: OSError) -> TierfsError:
+    failure = TierfsError(f"{key}: its upload cannot be noted in the state directory: {error.strerror}")
+    failure.errno = error.errno or failure.errno
+    return failure
