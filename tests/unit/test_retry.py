@@ -327,3 +327,12 @@ def test_one_line_per_outage(
     store.head("k")
     store.head("k")
     assert log.lines == ["store failing", "store recovered"]
+
+
+def test_an_upload_whose_start_was_not_answered_is_not_left_open(store: RetryingStore, faults: Faults) -> None:
+    earlier = store.start_multipart("k")
+    faults.set(Rule("lost_answer", operation="start_multipart", count=2))
+    upload_id = store.start_multipart("k")
+    assert {upload.upload_id for upload in store.list_unfinished_uploads("")} == {earlier, upload_id}
+    faults.set(Rule("lost_answer", operation="start_multipart", count=1), Rule("access_denied", operation="list_uploads"))
+    assert store.start_multipart("k") != upload_id  # what cannot be listed is left

@@ -6,7 +6,8 @@ is refreshed and tried again at once. A pause the server asks for is honoured, w
 
 A write whose answer was lost may have been carried out, so that its repetition meets its own success. A
 conditional put, copy or completion that fails its condition *after* such a loss is therefore compared with
-what the store holds now: if that is what was to be written, the write has succeeded.
+what the store holds now: if that is what was to be written, the write has succeeded. An upload in parts that
+was started without our learning its name is looked for and aborted.
 
 Called from any worker thread; sleeps in it. ``close`` wakes the sleepers, which then raise what they had.
 """
@@ -51,6 +52,8 @@ from tierfs.types import ObjectInfo
 _log = get_logger(__name__)
 T = TypeVar("T")
 
+_CLOCK_SKEW_NS = 15 * 60 * 10**9
+"""Servers refuse requests of clients whose clock is further off."""
 _FIRST_PAUSE_S = 0.1
 _FIRST_THROTTLED_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
@@ -145,10 +148,36 @@ class RetryingStore(StoreWrapper):
         return still
 
     def start_multipart(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        upload_id = self._retry("start_multipart", lambda: self.inner.start_multipart(key, metadata=metadata))
+        began_ns = time.time_ns()
+        answer_lost = False
+
+        def start() -> str:
+            nonlocal answer_lost
+            try:
+                return self.inner.start_multipart(key, metadata=metadata)
+            except TransientStoreError as error:
+                answer_lost = answer_lost or not isinstance(error, _CERTAINLY_NOT_DONE)
+                raise
+
+        upload_id = self._retry("start_multipart", start)
         with self._lock:
             self._started[upload_id] = lower_names(metadata)
+        if answer_lost:
+            self._abort_nameless(key, began_ns)
         return upload_id
+
+    def _abort_nameless(self, key: str, since_ns: int) -> None:
+        """Uploads to ``key`` that were started for us, and whose names we were never told.
+
+        One that another node has just started for the same object is among them; it begins anew.
+        """
+        try:
+            for upload in self.list_unfinished_uploads(key):
+                is_new = upload.started_ns >= since_ns - _CLOCK_SKEW_NS
+                if upload.key == key and is_new and upload.upload_id not in self._started:
+                    self.abort_multipart(key, upload.upload_id)
+        except StoreError as error:
+            _log.warning("an upload without a name may be left in the store", key=key, reason=str(error))
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Buffer) -> Part:
         return self._retry("upload_part", lambda: self.inner.upload_part(key, upload_id, number, body))

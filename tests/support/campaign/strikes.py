@@ -52,13 +52,13 @@ def _outage(arena: Arena, chance: random.Random) -> None:
     arena.heal()
 
 
-def _storm(*kinds: str, probability: float, seconds: float = 0.0) -> Strike:
+def _storm(*kinds: str, probability: float, seconds: float = 0.0, operation: str = "*") -> Strike:
     """Requests go wrong for a while; meanwhile old files are evicted and read: the right bytes, or an error."""
 
     def strike(arena: Arena, chance: random.Random) -> None:
         arena.server.random = random.Random(chance.random())
         for kind in kinds:
-            arena.server.fault(kind, probability=probability, seconds=seconds)
+            arena.server.fault(kind, operation=operation, probability=probability, seconds=seconds)
         arena.let_write(chance.randint(5, 30))
         _read_evicted(arena, chance)
         arena.check_objects()
@@ -220,7 +220,7 @@ STRIKES: dict[str, Strike] = {
     "short bodies": _storm("truncate", probability=0.5),
     "resets": _storm("reset", "lost_answer", probability=0.3),
     "hangs": _storm("hang", probability=0.2, seconds=1.0),
-    "wrong ETag": _storm("wrong_etag", probability=0.5),
+    "wrong ETag": _storm("wrong_etag", probability=0.5, operation="get"),
     "expired credentials": _expired_credentials,
     "clock skew": _clock_skew,
     "second node": _second_node,
