@@ -17,7 +17,8 @@ from tests.support.engine import (
     running_engine,
     settings_for,
 )
-from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable
+from tierfs.config import TierSetting
+from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable, TierFull
 from tierfs.namespace import publish, tree
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO
@@ -93,6 +94,32 @@ async def test_an_unlinked_file_leaves_no_object(tmp_path: Path) -> None:
         await engine.names.unlink(ROOT_INO, b"a")
         await drained(engine)
         assert objects_in(engine.bucket) == {}
+
+
+async def test_an_upload_that_needs_room_does_not_wait_for_itself(tmp_path: Path) -> None:
+    """What it has to fetch first finds the tier full of a file that is being written: nobody waits for ever."""
+    tier = TierSetting(name="nvme", path=f"{tmp_path}/tier", capacity_bytes=8 * MIB, volatile=False)
+    settings = settings_for(tmp_path, tiers=(tier,))
+    old = os.urandom(6 * MIB)
+    (tmp_path / "bucket" / "old").write_bytes(old)
+    async with running_engine(settings) as engine:
+        changed = await engine.files.open((await engine.names.lookup(ROOT_INO, b"old")).ino, 2, ROOT_CALLER)
+        await engine.files.write(changed, 0, b"new" * MIB)
+        growing, _ = await engine.files.create(ROOT_INO, b"growing", 0o644, 2, ROOT_CALLER)
+        await engine.files.write(growing, 0, b"g" * (3 * MIB))
+        await engine.files.flush(changed)
+        await engine.files.release(changed)
+        with trio.fail_after(60), pytest.raises(TierFull):
+            for offset in range(3 * MIB, 12 * MIB, MIB):
+                await engine.files.write(growing, offset, b"g" * MIB)
+        await engine.files.flush(growing)
+        await engine.files.release(growing)
+        with trio.fail_after(60):
+            while not await engine.parts.publisher.drain():
+                await trio.sleep(0.05)
+        found = objects_in(engine.bucket)
+        assert found["old"] == b"new" * MIB + old[3 * MIB :]
+        assert set(found["growing"]) == set(b"g")
 
 
 async def test_writes_to_an_unlinked_file_do_not_bring_it_back(tmp_path: Path) -> None:

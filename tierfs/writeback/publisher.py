@@ -12,6 +12,7 @@ import heapq
 import random
 import stat
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,6 +40,8 @@ RESCAN_S = 10.0
 HELD_LOOK_S = 5.0
 BLOCKED_ATTEMPTS = 50
 SCAN_BATCH = 1000
+_published_here: ContextVar[int | None] = ContextVar("published_here", default=None)
+"""The inode that this task publishes."""
 BURST_WINDOW_S = 0.25
 BURST_PER_S = 600
 """Announcements; making and closing one file are two of them."""
@@ -101,6 +104,8 @@ class Publisher:
         self._due_at: dict[int, float] = {}
         self._running = inodes
         self._again: set[int] = set()
+        self._starving: set[int] = set()
+        """Inodes that are being published, and wait for room in the write tier."""
         self._blocked_attempts: dict[int, int] = {}
         self._make_way: set[int] = set()
         self._wake = trio.Event()
@@ -301,6 +306,13 @@ class Publisher:
             self._finished(ino)
 
     async def _publish(self, ino: int, *, force: bool) -> None:
+        token = _published_here.set(ino)
+        try:
+            await self._publish_row(ino, force=force)
+        finally:
+            _published_here.reset(token)
+
+    async def _publish_row(self, ino: int, *, force: bool) -> None:
         with self._db.read() as txn:
             row = publish.dirty_row(txn, ino)
             if row is None:
@@ -434,13 +446,19 @@ class Publisher:
         """Called by a writer that found the write tier full of dirty data.
 
         Hurries the backlog and waits until something was published. False: nothing can be published.
+        That writer may be an upload, which brings here what its file lacks: it does not wait for itself.
         """
         before = self.published_count
+        starving = _published_here.get()
         self._hurried_by += 1
+        if starving is not None:
+            self._starving.add(starving)
+            self.note_progress()
         try:
             await self._note_all(0.0)
             while self.published_count == before:
-                if not self._running and all(ino in self.failures for ino in self._due_at):
+                nobody_works = len(self._running) <= len(self._starving)
+                if nobody_works and all(ino in self.failures for ino in self._due_at):
                     return False
                 event = self._progress
                 with trio.move_on_after(1.0):
@@ -448,6 +466,8 @@ class Publisher:
             return True
         finally:
             self._hurried_by -= 1
+            if starving is not None:
+                self._starving.discard(starving)
 
 
 def _mark_moved(txn: WriteTransaction, inos: list[int], now_ns: int) -> None:
