@@ -78,7 +78,7 @@ class Writer:
     def kill(self) -> None:
         self.is_killed = True
         self.process.kill()
-        self.process.wait()
+        self.process.wait(20)
 
 
 class Arena:
@@ -166,7 +166,11 @@ class Arena:
 
     def _kill_writers(self) -> None:
         for writer in self.writers:
-            writer.kill()
+            try:
+                writer.kill()
+            except subprocess.TimeoutExpired:
+                self.mounted.break_off()  # it waits in the kernel for a mount that does not answer
+                writer.kill()
         self.writers.clear()
 
     # -- the store
