@@ -177,6 +177,26 @@ async def test_what_is_being_written_is_uploaded_under_its_final_name_only(tmp_p
         assert engine.parts.store.counts.by_operation.get("copy", 0) == 0
 
 
+async def test_what_a_killed_save_has_left_is_no_checkpoint(tmp_path: Path) -> None:
+    """Killed between request and rename, then put aside by the next save: whatever its name, it is not whole."""
+    async with running_engine(settings_for(tmp_path)) as engine:
+        top = await engine.names.create(ROOT_INO, b".c.partial.new", 0o040755, ROOT_CALLER)
+        saving = {"action": "saving", "id": SAVE_ID, "name": b".c.partial".hex()}
+        await engine.attributes.set_xattr(top.ino, ATTRIBUTE, json.dumps(saving).encode())
+        await engine.names.rename(ROOT_INO, b".c.partial.new", ROOT_INO, b".c.partial", 0)
+        await engine.write_file("a", b"A", parent=top.ino)
+        asked = {"action": "commit", "id": SAVE_ID}
+        await engine.attributes.set_xattr(top.ino, ATTRIBUTE, json.dumps(asked).encode())
+        await engine.names.rename(ROOT_INO, b".c.partial", ROOT_INO, b".c.partial.old", 0)
+        await drained(engine)
+        await engine.parts.commits.finish()
+        assert [pending.save_id for _, pending, *_ in engine.parts.commits.pending()] == [SAVE_ID]
+        await engine.names.unlink(top.ino, b"a")
+        await engine.names.rmdir(ROOT_INO, b".c.partial.old")
+        await until(lambda: not engine.parts.commits.pending())
+        assert not list(engine.bucket.rglob("*.json"))
+
+
 async def test_a_flush_does_not_leave_out_what_is_being_written(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         top = await engine.names.create(ROOT_INO, b".c.partial", 0o040755, ROOT_CALLER)
@@ -251,7 +271,8 @@ async def test_what_is_asked_wrongly_is_refused(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         ino, _ = await make_shards(engine, count=1)
         for value in (b"", b"{}", b'{"action": "x", "id": ""}', b'{"action": "commit", "id": "../../x"}',
-                      b'{"action": "saving", "id": "", "name": "not hex"}'):  # fmt: skip
+                      b'{"action": "saving", "id": "", "name": "not hex"}',
+                      b'{"action": "saving", "id": "", "name": ""}'):  # fmt: skip
             with pytest.raises(InvalidArgument):
                 await engine.attributes.set_xattr(ino, ATTRIBUTE, value)
         with pytest.raises(InvalidArgument, match="root"):

@@ -123,6 +123,8 @@ class Commits:
                 working_name = encode_path(bytes.fromhex(ask.name))
             except ValueError:
                 raise InvalidArgument("user.tierfs.checkpoint: name is hexadecimal") from None
+            if not working_name:
+                raise InvalidArgument("user.tierfs.checkpoint: name is empty")
             await self._hold(ino, working_name)
         elif ask.action == "commit":
             await self.commit(ino, ask.id, ask.step, ask.world_size, node=ask.node, nodes=ask.nodes)
@@ -134,9 +136,7 @@ class Commits:
             raise ReadOnly("mounted read-only")
         with self._db.read() as txn:
             records.get_directory(txn, ino)
-            above = records.first_name(txn, ino)
-        now = encode_path(above[1]) if above is not None else working_name
-        record = Held(ino=ino, draft_name=now, working_name=working_name, since_ns=self._now_ns())
+        record = Held(ino=ino, working_name=working_name, since_ns=self._now_ns())
         await trio.to_thread.run_sync(self._files.put, record)
         self._held[ino] = record
 
@@ -367,11 +367,9 @@ class Commits:
         return True
 
     def _is_published(self, pending: Pending) -> bool:
-        if not pending.working_name:
-            return True
         with self._db.read() as txn:
             above = records.first_name(txn, pending.ino)
-        return above is not None and encode_path(above[1]) != pending.working_name
+        return above is not None and pending.is_published_as(encode_path(above[1]))
 
     async def _write(self, progress: _Progress, ready: list[Ready]) -> bool:
         """Put the manifest. False: something has changed, or another node is not ready; look again."""

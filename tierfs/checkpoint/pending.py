@@ -29,7 +29,8 @@ class PendingFile(msgspec.Struct, frozen=True, kw_only=True):
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a manifest: these files of directory ``ino``, whatever else comes into it later.
 
-    ``working_name``: while the directory has it, it is not published yet; empty: it never had one.
+    ``working_name``: while the name of the directory begins with it, it is not published (``working`` adds
+    something before it is begun, and before it is removed); empty: it never had one.
     ``node`` of ``nodes``: which part of the checkpoint this is; the first writes the manifest.
     """
 
@@ -43,17 +44,19 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     node: int = 0
     nodes: int = 1
 
+    def is_published_as(self, name: str) -> bool:
+        return not self.working_name or not name.startswith(self.working_name)
+
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory that is being written, as long as it has one of these names."""
+    """A directory that is being written, as long as its name begins with that one."""
 
     ino: int
-    draft_name: str
     working_name: str
     since_ns: int
 
     def is_named(self, name: str) -> bool:
-        return name in (self.draft_name, self.working_name)
+        return name.startswith(self.working_name)
 
 
 class PendingFiles:
