@@ -7,7 +7,8 @@ three parts:
   ``tierfs flush``, and processor time of the engine.
 * *digests*: processor time for the digests of one GiB, in parts that are in memory.
 * *drain*: files that wait for upload, drained by ``tierfs flush``, against uploaders without a mount that
-  send as many files: threads with boto3's ``upload_part``, and ``obstore``. Rounds alternate.
+  send as many: threads with boto3's ``upload_part``, and ``obstore``. Rounds alternate. The time that the
+  command takes to start counts for the mount.
 
 Writes some GiB below ``--work-dir`` and removes them again.
 """
@@ -89,8 +90,10 @@ def saves(mounted: Mounted, size: int) -> Iterator[Save]:
     yield flushed("10 % of the parts changed, written anew", place)
     with place.open("r+b") as file:
         for number in range(parts // 10):
-            file.seek(number * 10 * PART)
-            file.write(os.urandom(8))
+            offset = number * 10 * PART
+            body[offset : offset + 8] = os.urandom(8)
+            file.seek(offset)
+            file.write(body[offset : offset + 8])
     yield flushed("10 % of the parts changed in place", place)
     with place.open("ab") as file:
         file.write(os.urandom(MIB))

@@ -217,6 +217,15 @@ def test_throttling_leaves_no_doubt(store: RetryingStore, faulty: FaultyStore, f
         store.put("new", b"mine", condition=ABSENT)
 
 
+def test_an_upload_that_others_started_is_left_alone(store: RetryingStore, faults: Faults) -> None:
+    other = store.start_multipart("k2")
+    faults.set(Rule(kind="throttle", operation="start_multipart", count=1))
+    first = store.start_multipart("k")
+    second = store.start_multipart("k")
+    found = {upload.upload_id for upload in store.list_unfinished_uploads("")}
+    assert found == {other, first, second}
+
+
 def test_complete_meets_its_own_success(store: RetryingStore, faults: Faults) -> None:
     upload = store.start_multipart("multi", metadata={"mtime": "5"})
     parts = [store.upload_part("multi", upload, 1, b"one"), store.upload_part("multi", upload, 2, b"two")]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.memory_store import MemoryStore
 from tierfs.errors import StoreAccessDenied, StoreUnavailable, TierfsError
+from tierfs.writeback import unfinished
 from tierfs.writeback.unfinished import SKEW_NS, UnfinishedUploads
 
 NOW_NS = 1_000 * SKEW_NS
@@ -108,3 +109,33 @@ def test_a_full_disk_leaves_no_half_note(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(TierfsError, match="cannot be noted"):
         uploads.started(note, "k", store.start_multipart("k"))
     assert list(tmp_path.iterdir()) == [note]
+
+
+def test_a_start_that_failed_may_have_been_carried_out(tmp_path: Path) -> None:
+    store = MemoryStore(now_ns=lambda: NOW_NS)
+    uploads = noted(tmp_path, store)
+    for _ in range(3):
+        note = uploads.note("k")
+        store.start_multipart("k")  # and the answer was lost
+        uploads.failed(note)
+    assert len(list(tmp_path.iterdir())) == 1
+    note = uploads.note("k")
+    named = store.start_multipart("k")
+    uploads.started(note, "k", named)
+    assert open_uploads(store) == [named]
+    store.abort_multipart("k", named)
+    uploads.done(note)
+    other = uploads.note("k")
+    beside = store.start_multipart("k")
+    uploads.started(other, "k", store.start_multipart("k"))
+    assert beside in open_uploads(store), "without a failure there is nothing to look for"
+
+
+def test_failed_starts_are_not_remembered_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished, "MOST_UNNAMED", 3)
+    uploads = noted(tmp_path, MemoryStore())
+    for number in range(10):
+        uploads.failed(uploads.note(f"k{number}"))
+    assert len(list(tmp_path.iterdir())) == 3

@@ -121,8 +121,11 @@ class Uploader:
         key = plan.key
         note = await self.call(lambda: self._unfinished.note(key))
         # Should it be started and nobody learn of that, the note stays: it names what there is to abort.
-        upload_id = await self.call(lambda: self._store.start_multipart(key, metadata=metadata))
-        await self.call(lambda: self._unfinished.started(note, key, upload_id))
+        try:
+            upload_id = await self.call(lambda: self._store.start_multipart(key, metadata=metadata))
+        except StoreError:
+            await self.call(lambda: self._unfinished.failed(note))
+            raise
         parts: dict[int, Part] = {}
         numbers = iter(range(1, plan.count + 1))
 
@@ -131,6 +134,7 @@ class Uploader:
                 parts[number] = await self._part(plan, upload_id, number, read, unchanged)
 
         try:
+            await self.call(lambda: self._unfinished.started(note, key, upload_id))
             await _in_parallel(send, self._concurrency)
             if not unchanged():
                 raise ContentChanged(f"{key}: changed while it was read for upload")
