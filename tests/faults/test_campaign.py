@@ -139,7 +139,7 @@ def test_processes_are_killed(base_dir: Path) -> None:
 
 @pytest.mark.semantics(
     "S-DUR-4",
-    "Whatever the store answers, or does not, every object holds all of what its file was at one moment, and within a minute after the store is back everything is there.",
+    "Whichever requests the store fails or leaves without an answer, every object holds all of what its file was at one moment, and within a minute after the store is back everything is there.",
 )
 @pytest.mark.needs_fuse
 @pytest.mark.limit_s(300)
