@@ -21,6 +21,7 @@ from tierfs.config import TierSetting
 from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable, TierFull
 from tierfs.namespace import publish, tree
 from tierfs.store.base import ObjectStore
+from tierfs.store.faulty import Faults, FaultyStore, Rule
 from tierfs.types import ROOT_INO
 
 
@@ -93,6 +94,23 @@ async def test_an_unlinked_file_leaves_no_object(tmp_path: Path) -> None:
         await drained(engine)
         await engine.names.unlink(ROOT_INO, b"a")
         await drained(engine)
+        assert objects_in(engine.bucket) == {}
+
+
+async def test_a_drain_after_an_outage_waits_for_deletions(tmp_path: Path) -> None:
+    """That the last sweep failed says nothing of the next one."""
+    faults = Faults()
+    async with running_engine(settings_for(tmp_path), wrap=lambda store: FaultyStore(store, faults)) as engine:
+        await engine.write_file("a", b"hello")
+        await drained(engine)
+        faults.set(Rule("outage", operation="delete*"))
+        await engine.names.unlink(ROOT_INO, b"a")
+        with trio.fail_after(60):
+            while not engine.parts.deletions.failing:
+                await trio.sleep(0.01)
+        assert not await engine.parts.publisher.drain()
+        faults.clear()
+        assert await engine.parts.publisher.drain()
         assert objects_in(engine.bucket) == {}
 
 

@@ -61,6 +61,9 @@ class Deletions:
         """The last sweep left rows."""
         self._held = 0
         self.sweeps = 0
+        self.attempts = 0
+        """Sweeps that have ended, those that failed too."""
+        self.is_sweeping = False
         self.stalled = False
         """The last sweep left rows, could do nothing about any, and nothing else is at work on them."""
         self.deleted_count = 0
@@ -89,6 +92,7 @@ class Deletions:
                     await self._event.wait()
                 continue
             self._wake_at = float("inf")
+            self.is_sweeping = True
             try:
                 left = await self._sweep()
             except StoreError as error:
@@ -98,6 +102,8 @@ class Deletions:
             else:
                 self.failing = False
             self.waiting = left
+            self.attempts += 1
+            self.is_sweeping = False
             self.on_progress()
             if left:
                 self.note(PAUSE_AFTER_ERROR_S)

@@ -379,6 +379,7 @@ class Publisher:
         self._deletions.note(0.0)
         hurried: set[int] = set()
         sweeps: int | None = None
+        told_at = 0
         attempts = {ino: failure.attempts for ino, failure in self.failures.items()}
         while True:
             event = self._progress
@@ -405,9 +406,10 @@ class Publisher:
                 if sweeps is None:
                     # All is published: only a sweep from now on says whether the rest can go.
                     sweeps = self._deletions.sweeps
+                    told_at = self._deletions.attempts + 1 + self._deletions.is_sweeping
                     self._deletions.note(0.0)
                 stalled = self._deletions.stalled and self._deletions.sweeps > sweeps + 1
-                if self._deletions.failing or stalled:
+                if stalled or (self._deletions.failing and self._deletions.attempts >= told_at):
                     return False
                 if self._deletions.stalled:
                     self._deletions.note(RETRY_SOON_S)
