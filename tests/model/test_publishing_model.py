@@ -131,7 +131,7 @@ class Run:
             self.mistakes.append(f"{operation} {key}, where inode {owner} has its object")
 
     async def check(self) -> None:
-        with trio.move_on_after(30) as scope:
+        with trio.move_on_after(120) as scope:
             while not await self.engine.parts.publisher.drain():
                 await trio.sleep(0.05)
         if scope.cancelled_caught:

@@ -27,7 +27,7 @@ def store():
 
 
 async def wait_for(condition) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not condition():
             await trio.sleep(0.001)
 
@@ -275,7 +275,7 @@ async def test_the_cache_can_be_closed_while_requests_hang(tmp_path, store):
     async def read(cache: Cache) -> None:
         await cache.read(ref, 0, 10)
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             async with opened_cache(store, settings_for(tmp_path, nvme(tmp_path / "t", 64 * MIB))) as cache:
                 nursery.start_soon(read, cache)

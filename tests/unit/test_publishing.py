@@ -238,7 +238,7 @@ async def test_an_outage_keeps_the_bytes_and_is_reported(tmp_path: Path) -> None
 
     async with running_engine(settings_for(tmp_path, store_timeout_s=0.05), wrap=wrap) as engine:
         inode = await engine.write_file("a", b"precious")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert not await engine.parts.publisher.drain()
         assert [failure.path for failure in engine.parts.publisher.failures.values()] == ["a"]
         assert await engine.read_file(inode.ino) == b"precious"
@@ -398,6 +398,6 @@ async def test_an_upload_whose_answer_was_lost_is_no_conflict(tmp_path: Path) ->
 
 
 async def drained_in_the_end(engine: Engine) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not await engine.parts.publisher.drain():
             await trio.sleep(0.05)

@@ -34,7 +34,7 @@ async def watched_engine(
 
 
 async def reached(hold: Hold) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not hold.reached.is_set():
             await trio.sleep(0.005)
 
@@ -78,7 +78,7 @@ async def test_a_file_removed_during_its_upload_does_not_come_back(tmp_path: Pat
         engine.parts.publisher.note_deletion()
         await trio.sleep(0.3)  # a pass over the doomed keys, which must leave this one alone
         hold.go.set()
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while not (engine.bucket / "a").exists():
                 await trio.sleep(0.001)
         await engine.parts.services.refresher.listed(ROOT_INO)
@@ -97,7 +97,7 @@ async def test_another_version_is_on_its_way_when_the_file_is_removed(tmp_path: 
         await reached(hold)
         await engine.names.unlink(ROOT_INO, b"a")
         hold.go.set()
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while (engine.bucket / "a").exists() and (engine.bucket / "a").read_bytes() != b"other":
                 await trio.sleep(0.001)
         await engine.parts.services.refresher.listed(ROOT_INO)

@@ -226,7 +226,7 @@ async def test_many_contents_read_once_cost_no_descriptors(tmp_path, store):
             assert (await cache.read(ref, 0, 4096) if data is None else data) == b"%d" % number
         assert len(os.listdir("/proc/self/fd")) - before <= 520
         other = store.add("other", b"x" * 100_000)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             assert await cache.read(other, 0, 100_000) == b"x" * 100_000
 
 
@@ -276,7 +276,7 @@ async def test_what_is_used_again_is_promoted_and_what_that_displaces_is_kept_be
 async def test_closing_does_not_wait_for_room_below(tmp_path, store, monkeypatch):
     """A unit on its way from one tier to the next when the cache is closed."""
     tiers = (ram(tmp_path / "r", 8 * MIB), nvme(tmp_path / "n", 8 * MIB))
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with opened_cache(store, settings_for(tmp_path, *tiers)) as cache:
             for number in range(6):
                 await cache.read(store.add(f"k{number}", body_of(MIB, number)), 0, MIB)

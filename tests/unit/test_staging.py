@@ -244,13 +244,13 @@ async def test_converting_does_not_wait_for_the_store(tmp_path, store):
         await cache.read(ref, 0, 2 * BLOCK)
         store.gate = threading.Event()
         nursery.start_soon(cache.prefetch, ref, 0, len(body))
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not store.running:
                 await trio.sleep(0.001)
             staging = await cache.convert(ref, new_content_id())
             await staging.write(0, b"n" * (20 * BLOCK))
         store.gate.set()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not cache.is_complete(ref.content_id):
                 await trio.sleep(0.001)
         # What the fetch wrote went into the old content, not into ours.
@@ -271,12 +271,12 @@ async def test_a_write_while_the_base_is_being_read_wins(tmp_path, store):
 
         nursery.start_soon(read)
         nursery.start_soon(staging.fill)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not store.running:
                 await trio.sleep(0.001)
         assert staging.write_nowait(BLOCK, b"w" * BLOCK)
         store.gate.set()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not found:
                 await trio.sleep(0.001)
         assert found == [body[:BLOCK] + b"w" * BLOCK + body[2 * BLOCK :]]
@@ -753,7 +753,7 @@ async def test_a_content_written_during_the_seal_stays_dirty(tmp_path, store):
         nursery.start_soon(seal)
         await trio.sleep(0.002)
         await write(staging, 3, b"changed")
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not results:
                 await trio.sleep(0.001)
         if results == [False]:
