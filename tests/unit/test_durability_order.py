@@ -130,3 +130,10 @@ def test_the_names_of_a_new_namespace(tmp_path: Path, monkeypatch: pytest.Monkey
     with Database.open(tmp_path / "state"):
         above = (tmp_path, tmp_path / "state", tmp_path / "state" / "namespace.lmdb")
         assert {path.stat().st_ino for path in above} <= synced
+
+
+def test_the_table_of_readers_has_its_blocks(tmp_path: Path) -> None:
+    """A store into a hole of a mapped file on a full disk would end the process with SIGBUS."""
+    with Database.open(tmp_path / "state"):
+        lock = (tmp_path / "state" / "namespace.lmdb" / "lock.mdb").stat()
+        assert lock.st_blocks * 512 >= lock.st_size > 0

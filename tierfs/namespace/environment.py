@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import uuid
@@ -17,6 +18,11 @@ from tierfs.namespace.transaction import HISTORY_TABLES, TABLES, ReadTransaction
 
 _MAP_SIZES_BYTES: Final = tuple(gib * 1024**3 for gib in (1024, 256, 64, 16, 4, 1))
 _MAX_READERS: Final = 512
+_READERS_BYTES: Final = 128 * _MAX_READERS
+_KEEP_SIZE: Final = 1
+"""FALLOC_FL_KEEP_SIZE"""
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate64.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 def lock(directory: Path) -> int:
@@ -37,6 +43,8 @@ def lock(directory: Path) -> int:
 def open_env(path: Path, read_only: bool) -> lmdb.Environment:
     """Open with the largest map that the address space limit admits; it is sparse and never resized."""
     failure: Exception | None = None
+    if not read_only:
+        _allocate(path)
     for map_size in _MAP_SIZES_BYTES:
         try:
             return lmdb.open(
@@ -67,6 +75,20 @@ def open_history(env: lmdb.Environment, name: str, read_only: bool) -> Any:
         if not read_only:
             raise
         return None
+
+
+def _allocate(path: Path) -> None:
+    """Give the mapped table of readers its blocks: a store into a hole of it on a full disk is SIGBUS.
+
+    Before LMDB opens it: to close a descriptor of it later would give up LMDB's locks.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # Not posix_fallocate, which would write into the table where the file system cannot do it.
+        _libc.fallocate64(fd, _KEEP_SIZE, 0, _READERS_BYTES)
+    finally:
+        os.close(fd)
 
 
 def check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str | None) -> None:
