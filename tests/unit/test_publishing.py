@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ from tests.support.engine import (
     running_engine,
     settings_for,
 )
+from tests.support.watched_store import WatchedStore
 from tierfs.config import TierSetting
 from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable, TierFull
 from tierfs.namespace import publish, tree
@@ -33,6 +35,31 @@ async def test_a_closed_file_becomes_an_object_and_stays_readable(tmp_path: Path
         assert await engine.read_file(inode.ino) == b"hello"
         with engine.parts.db.read() as txn:
             assert publish.dirty_row(txn, inode.ino) is None
+
+
+async def test_what_the_store_gets_is_durable_here_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut could take the commit that notes an upload: what is uploaded again has to be the same."""
+    synced: list[bytes] = []
+    real = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        synced.append(os.pread(descriptor, 100, 0))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    seen: list[tuple[str, bool]] = []
+
+    def wrap(store: ObjectStore) -> ObjectStore:
+        watched = WatchedStore(store)
+        watched.before = lambda operation, key: seen.append((operation, b"not synced by anybody" in synced))
+        return cast(ObjectStore, watched)
+
+    async with running_engine(settings_for(tmp_path), wrap=wrap) as engine:
+        await engine.write_file("a.bin", b"not synced by anybody")
+        await drained(engine)
+    assert seen == [("put", True)]
 
 
 async def test_write_close_rename_costs_one_upload(tmp_path: Path) -> None:

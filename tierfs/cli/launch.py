@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +30,9 @@ OnReady = Callable[[dict[str, Any]], None]
 Announcement = Literal["text", "json", "none"]
 """How to tell on standard output what was decided."""
 LOG_TAIL_LINES = 20
+SIGNALS_EVERY_S = 0.2
+PID_WITHIN_S = 5.0
+"""After an interruption: how long the engine, just born, may take to say who it is."""
 
 
 def serve_here(settings: Settings, announcement: Announcement) -> int:
@@ -69,8 +74,7 @@ def serve_detached(settings: Settings, announcement: Announcement) -> int:
         os.close(reader)
         _become_daemon(settings, writer, why)
     os.close(writer)
-    os.waitpid(child, 0)
-    return _await(settings, reader, announcement)
+    return _await(settings, child, reader, announcement)
 
 
 def _prepare(settings: Settings) -> None:
@@ -107,25 +111,55 @@ def _make_state_dir(settings: Settings) -> None:
         raise MountError(f"state_dir: cannot make {settings.state_dir}: {error.strerror}") from error
 
 
-def _await(settings: Settings, reader: int, announcement: Announcement) -> int:
-    """Read the engine's messages until it is ready or has failed."""
-    engine_pid = 0
+class _Reports:
+    """What the engine tells before the mount is ready, line by line. ``pid``: its own, once it has told."""
+
+    def __init__(self, reader: int) -> None:
+        self._reader = reader
+        self._pending = b""
+        self.pid = 0
+
+    def next(self, limit_s: float = float("inf")) -> dict[str, Any] | None:
+        """The next message; None at the end, or after that time.
+
+        It never waits long in one system call: a signal that comes just before such a call is noticed only
+        when that returns.
+        """
+        stop_s = time.monotonic() + limit_s
+        while b"\n" not in self._pending:
+            if time.monotonic() > stop_s:
+                return None
+            if select.select([self._reader], [], [], SIGNALS_EVERY_S)[0]:
+                data = os.read(self._reader, 1 << 16)
+                if not data:
+                    return None
+                self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        message: dict[str, Any] = json.loads(line.decode("utf-8", "surrogateescape"))
+        self.pid = message.get("pid", self.pid)
+        return message
+
+
+def _await(settings: Settings, child: int, reader: int, announcement: Announcement) -> int:
+    """Read the engine's messages until it is ready or has failed. ``child``: its parent, which ends soon."""
+    reports = _Reports(reader)
     try:
-        with os.fdopen(reader, encoding="utf-8", errors="surrogateescape") as messages:
-            for line in messages:
-                message = json.loads(line)
-                if "pid" in message:
-                    engine_pid = message["pid"]
-                elif "ready" in message:
-                    announce(settings, message["ready"], announcement)
-                    return exit_codes.OK
-                else:
-                    output.say(message["error"])
-                    return int(message["code"])
+        os.waitpid(child, 0)
+        while (message := reports.next()) is not None:
+            if "ready" in message:
+                announce(settings, message["ready"], announcement)
+                return exit_codes.OK
+            if "error" in message:
+                output.say(message["error"])
+                return int(message["code"])
     except KeyboardInterrupt:
-        if engine_pid:
-            os.kill(engine_pid, signal.SIGTERM)
+        while not reports.pid and reports.next(PID_WITHIN_S) is not None:
+            pass
+        if reports.pid:
+            os.kill(reports.pid, signal.SIGTERM)
         raise
+    finally:
+        os.close(reader)
     output.say("the engine ended before the mount was ready; the end of its log:")
     for line in _tail(Path(settings.log_path)):
         print(line, file=sys.stderr)

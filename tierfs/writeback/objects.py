@@ -161,6 +161,12 @@ class ObjectWriter:
         async def read(offset: int, length: int) -> bytes:
             return await staging.read(offset, length) if staging is not None else b""
 
+        async def sync() -> None:
+            # A power cut may take the commit that notes the upload: what it left of bytes that nobody had
+            # synced would then replace them in the store.
+            if staging is not None:
+                await staging.sync()
+
         tag = self._tag(content.content_id)
         plan = await self._equal_parts.plan(keys[0], inode.uid, size)
         info = await self._write_conditionally(
@@ -168,7 +174,7 @@ class ObjectWriter:
             keys[0],
             tag,
             lambda condition: self._uploader.upload(
-                plan, read, unchanged, object_metadata(inode, tag), condition
+                plan, read, unchanged, object_metadata(inode, tag), condition, before_visible=sync
             ),
         )
         await self._equal_parts.keep(plan, info)

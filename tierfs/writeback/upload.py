@@ -14,7 +14,7 @@ Source of sizes and limits: S3 user guide, "Amazon S3 multipart upload limits".
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,10 @@ COPIED_BYTES = "tierfs_upload_copied_bytes_total"
 ABORT_TIMEOUT_S = 30
 ReadRange = Callable[[int, int], Awaitable[bytes]]
 """``read(offset, length)``: exactly that many bytes, unless the file shrank."""
+
+
+async def _nothing() -> None:
+    pass
 
 
 class ContentChanged(TierfsError):
@@ -93,17 +97,21 @@ class Uploader:
         unchanged: Callable[[], bool],
         metadata: Mapping[str, str],
         condition: Condition,
+        *,
+        before_visible: Callable[[], Awaitable[None]] = _nothing,
     ) -> ObjectInfo:
         """Publish ``plan.size_bytes`` bytes under ``plan.key``.
 
-        ``read(offset, length)`` is awaited for exactly that many bytes. Raises ``ContentChanged``,
+        ``read(offset, length)`` is awaited for exactly that many bytes. ``before_visible`` runs beside the
+        sending of parts and is over before anybody can see the object. Raises ``ContentChanged``,
         ``PreconditionFailed`` (somebody else wrote the key) and any other ``StoreError``.
         """
         if plan.count > 1:
-            return await self._multipart(plan, read, unchanged, metadata, condition)
+            return await self._multipart(plan, read, unchanged, metadata, condition, before_visible)
         key, size_bytes = plan.key, plan.size_bytes
         async with self._holding(size_bytes):
             body = await _read_exactly(read, 0, size_bytes)
+            await before_visible()
             if not unchanged():
                 raise ContentChanged(f"{key}: changed while it was read for upload")
             info = await self.call(lambda: self._store.put(key, body, metadata=metadata, condition=condition))
@@ -117,6 +125,7 @@ class Uploader:
         unchanged: Callable[[], bool],
         metadata: Mapping[str, str],
         condition: Condition,
+        before_visible: Callable[[], Awaitable[None]],
     ) -> ObjectInfo:
         key = plan.key
         note = await self.call(lambda: self._unfinished.note(key))
@@ -135,7 +144,7 @@ class Uploader:
 
         try:
             await self.call(lambda: self._unfinished.started(note, key, upload_id))
-            await _in_parallel(send, self._concurrency)
+            await _in_parallel([before_visible, *[send] * self._concurrency])
             if not unchanged():
                 raise ContentChanged(f"{key}: changed while it was read for upload")
             ordered = [parts[number] for number in sorted(parts)]
@@ -245,11 +254,11 @@ async def _read_exactly(read: ReadRange, offset: int, length: int) -> bytes:
     return body
 
 
-async def _in_parallel(task: Callable[[], Awaitable[None]], count: int) -> None:
-    """Run ``count`` copies of ``task``; the first error cancels the others and is raised alone."""
+async def _in_parallel(tasks: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Run them all; the first error cancels the others and is raised alone."""
     failure: list[BaseException] = []
 
-    async def guarded(scope: trio.CancelScope) -> None:
+    async def guarded(task: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
         try:
             await task()
         except Exception as error:
@@ -258,7 +267,7 @@ async def _in_parallel(task: Callable[[], Awaitable[None]], count: int) -> None:
             scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for _ in range(count):
-            nursery.start_soon(guarded, nursery.cancel_scope)
+        for task in tasks:
+            nursery.start_soon(guarded, task, nursery.cancel_scope)
     if failure:
         raise failure[0]
