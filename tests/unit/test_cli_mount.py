@@ -192,6 +192,8 @@ def test_an_interrupted_mount_command_ends_its_engine(caller: Caller) -> None:
         env=caller.environment("serve"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell lets what it starts in the background ignore it, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     log = caller.base / "state" / "tierfs.log"
     with open(caller.until, "w"):  # returns when the engine has opened the other end
