@@ -37,6 +37,10 @@ async def test_a_closed_file_becomes_an_object_and_stays_readable(tmp_path: Path
             assert publish.dirty_row(txn, inode.ino) is None
 
 
+@pytest.mark.semantics(
+    "S-DUR-6",
+    "What is uploaded has been synced on this node before anybody can see it in the store, so that what a power cut leaves of unsynced bytes never replaces it there.",
+)
 async def test_what_the_store_gets_is_durable_here_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
