@@ -25,6 +25,7 @@ from tierfs.namespace import publish, tree
 from tierfs.store.base import ObjectStore
 from tierfs.store.faulty import Faults, FaultyStore, Rule
 from tierfs.types import ROOT_INO
+from tierfs.writeback.content import FileContent
 
 
 async def test_a_closed_file_becomes_an_object_and_stays_readable(tmp_path: Path) -> None:
@@ -64,6 +65,24 @@ async def test_what_the_store_gets_is_durable_here_before(
         await engine.write_file("a.bin", b"not synced by anybody")
         await drained(engine)
     assert seen == [("put", True)]
+
+
+async def test_a_file_that_is_removed_while_it_is_opened_is_looked_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the inode and the use of its bytes others may remove both: no error of ours."""
+    async with running_engine(settings_for(tmp_path), publishing=False) as engine:
+        inode = await engine.write_file("a.bin", b"bytes")
+        contents = engine.parts.contents
+        acquire = contents.acquire
+
+        async def late(ino: int) -> FileContent:
+            await engine.names.unlink(ROOT_INO, b"a.bin")
+            return await acquire(ino)
+
+        monkeypatch.setattr(contents, "acquire", late)
+        with pytest.raises(StaleContent):
+            await engine.files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
 
 
 async def test_write_close_rename_costs_one_upload(tmp_path: Path) -> None:

@@ -62,8 +62,12 @@ class Files:
             raise IsADirectory(f"inode {ino} is a directory")
         if is_write(flags) and self._services.settings.read_only:
             raise ReadOnly("mounted read-only")
-        content = await self._contents.acquire(ino)
-        if not inode.nlink and content.local and content.staging is None and content.size_bytes:
+        try:
+            content = await self._contents.acquire(ino)
+        except NotFound:
+            raise StaleContent(f"inode {ino} is gone") from None
+        # Its last name may have gone, and its bytes with it, while this waited.
+        if content.local and content.staging is None and content.size_bytes and self._is_nameless(ino):
             await self._contents.release(content)
             raise StaleContent(f"inode {ino} has lost its name and its bytes since it was looked up")
         number = self._add(content, flags, caller)
@@ -79,6 +83,13 @@ class Files:
         if not handle.passed_through:
             await self._lend(handle)
         return number
+
+    def _is_nameless(self, ino: int) -> bool:
+        with self._services.db.read() as txn:
+            try:
+                return not tree.get(txn, ino).nlink
+            except NotFound:
+                return True
 
     async def _lend(self, handle: FileHandle) -> None:
         """Let the front pass this open through to the tier's file, if there is one that holds all bytes."""
