@@ -227,3 +227,14 @@ def test_statfs_tells_the_truth(workdir: Path) -> None:
     assert found.f_blocks >= found.f_bfree >= found.f_bavail > 0
     assert found.f_frsize > 0
     assert found.f_ffree > 0
+
+
+def test_a_chown_takes_the_privileges_of_all_but_directories(workdir: Path) -> None:
+    (workdir / "file").touch()
+    (workdir / "dir").mkdir()
+    os.mkfifo(workdir / "fifo")
+    for name in ("file", "dir", "fifo"):
+        os.chmod(workdir / name, 0o6555)
+        os.chown(workdir / name, 65534, 65533)
+    modes = {name: stat.S_IMODE(os.stat(workdir / name).st_mode) for name in ("file", "dir", "fifo")}
+    assert modes == {"file": 0o555, "dir": 0o6555, "fifo": 0o555}

@@ -359,9 +359,10 @@ class Files:
 def mode_without_privileges(mode: int) -> int:
     """``mode`` after a write or chown: no set-user-ID; no set-group-ID where it means privilege.
 
-    Source: Linux ``setattr_should_drop_suidgid`` (set-group-ID without group execute was mandatory locking).
+    Source: Linux ``chown_common`` (all but directories) and ``setattr_should_drop_sgid`` (set-group-ID
+    without group execute was mandatory locking).
     """
-    if not stat.S_ISREG(mode):
+    if stat.S_ISDIR(mode):
         return mode
     mode &= ~stat.S_ISUID
     if mode & stat.S_IXGRP:
