@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compare.processes import cpu_seconds
 from benchmarks.mounted import Mounted, MountFailed, fresh_mount
 from benchmarks.quick import machine
 from benchmarks.samples import Metric, table
@@ -38,13 +39,6 @@ MIB = 1024 * 1024
 PART = 16 * MIB
 MOUNT = "tierfs"
 LATE = ("--upload-delay", "3600", "--part-size", str(PART))
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time of a process so far: user and system, all threads (proc(5), stat)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +61,11 @@ def saves(mounted: Mounted, size: int) -> Iterator[Save]:
     place = mounted.mountpoint / "model"
 
     def flushed(way: str, path: Path) -> Save:
-        before, cpu = mounted.status()["backlog"], cpu_s(engine)
+        before, cpu = mounted.status()["backlog"], cpu_seconds(engine)
         seconds = mounted.flush()
         after = mounted.status()["backlog"]
         sent, copied = (after[name] - before[name] for name in ("sent_bytes", "copied_bytes"))
-        used = cpu_s(engine) - cpu
+        used = cpu_seconds(engine) - cpu
         return Save(way, path.stat().st_size / MIB, sent / MIB, copied / MIB, seconds, used)
 
     def change(count: int) -> None:
@@ -196,9 +190,9 @@ def drain(
     try:
         for _ in range(rounds):
             with _files(mounted.mountpoint, files, size):
-                start = cpu_s(engine)
+                start = cpu_seconds(engine)
                 rate.add(MOUNT, amount / mounted.flush())
-                cpu.add(MOUNT, (cpu_s(engine) - start) / amount * 1024)
+                cpu.add(MOUNT, (cpu_seconds(engine) - start) / amount * 1024)
             for name, send in ways.items():
                 with _files(work_dir / "raw", files, size) as paths:
                     begin, start = time.monotonic(), time.process_time()

@@ -15,10 +15,9 @@ from tierfs.control import protocol as p
 from tierfs.control.server import ControlServer, Report
 from tierfs.errors import CheckpointError, TierfsError
 from tierfs.mount.parts import Parts
-from tierfs.namespace import tree
+from tierfs.mount.paths import resolve, text
 from tierfs.prefetch.job import PrefetchJob, PrefetchTarget
 from tierfs.store.keys import decode_key
-from tierfs.types import Inode
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +42,7 @@ class CheckpointHandlers:
 
     async def commit(self, request: p.CheckpointCommitRequest, report: Report) -> p.CheckpointCommitReply:
         commits = self._parts.commits
-        inode = await self._resolve(request.path)
+        inode = await resolve(self._parts, request.path)
         pending = await commits.commit(inode.ino, step=request.step)
         if request.wait:
             limit_s = float("inf") if request.timeout_s is None else request.timeout_s
@@ -51,7 +50,7 @@ class CheckpointHandlers:
                 await self._hurry(request.path, pending, report)
         message = commits.failure_of(inode.ino)
         if message is not None:
-            raise CheckpointError(f"{_text(request.path)}: {message}")
+            raise CheckpointError(f"{text(request.path)}: {message}")
         for path, found, ready, said in commits.pending():
             if found.save_id == pending.save_id:
                 return p.CheckpointCommitReply(checkpoint=_local(path, found, ready, said))
@@ -95,7 +94,7 @@ class CheckpointHandlers:
 
         damage = await self._catalog.verify(known, full=request.full, on_shard=on_shard)
         return p.CheckpointVerifyReply(
-            path=_text(request.path),
+            path=text(request.path),
             shards=len(known.shards),
             bytes=known.size_bytes,
             checked_bytes=checked_bytes,
@@ -107,7 +106,7 @@ class CheckpointHandlers:
         known = await self._catalog.load(request.path)
         await self._restorer.adopt(request.path, known)
         reply = p.CheckpointRestoreReply(
-            path=_text(request.path),
+            path=text(request.path),
             shards=len(known.shards),
             bytes=known.size_bytes,
             sums={shard.file: shard.xxh3_128 for shard in known.shards},
@@ -125,11 +124,11 @@ class CheckpointHandlers:
         try:
             await self._fetch(path, known, lambda progress: None, reply)
         except TierfsError as error:
-            log.warning("restore failed", checkpoint=_text(path), reason=str(error))
+            log.warning("restore failed", checkpoint=text(path), reason=str(error))
         except Exception:
             log.exception("unexpected exception", request="checkpoint-restore")
         else:
-            log.info("restore done", checkpoint=_text(path), cached_bytes=reply.cached_bytes,
+            log.info("restore done", checkpoint=text(path), cached_bytes=reply.cached_bytes,
                      failed_shards=reply.failed_shards)  # fmt: skip
 
     async def _fetch(
@@ -167,30 +166,23 @@ class CheckpointHandlers:
         reply.cached_bytes, reply.failed_bytes = state.cached_bytes, state.failed_bytes
         reply.evicted_bytes, reply.skipped_bytes = state.evicted_bytes, state.skipped_bytes
         reply.failed_shards = state.failed_files
-        reply.failed = [p.Failure(path=_text(found.path), message=found.message) for found in state.failures]
+        reply.failed = [p.Failure(path=text(found.path), message=found.message) for found in state.failures]
 
     async def remove(self, request: p.CheckpointRemoveRequest, report: Report) -> p.CheckpointRemoveReply:
         had_manifest = await self._parts.commits.remove(request.path)
-        return p.CheckpointRemoveReply(path=_text(request.path), had_manifest=had_manifest)
-
-    async def _resolve(self, path: bytes) -> Inode:
-        with self._parts.db.read() as txn:
-            inode = tree.resolve(txn, b"")
-        for name in filter(None, path.split(b"/")):
-            inode = await self._parts.refresher.lookup(inode.ino, name)
-        return inode
+        return p.CheckpointRemoveReply(path=text(request.path), had_manifest=had_manifest)
 
 
 def _local(path: bytes, pending: Pending, ready: int, message: str) -> p.CheckpointEntry:
     return p.CheckpointEntry(
-        path=_text(path), state="local", step=pending.step, created_ns=pending.created_ns,
+        path=text(path), state="local", step=pending.step, created_ns=pending.created_ns,
         ranks=pending.world_size, shards=len(pending.files), left=len(pending.files) - ready, message=message,
     )  # fmt: skip
 
 
 def _stored(found: Found) -> p.CheckpointEntry:
     known = found.manifest
-    entry = p.CheckpointEntry(path=_text(found.path), state="damaged" if found.damage else "in the store")
+    entry = p.CheckpointEntry(path=text(found.path), state="damaged" if found.damage else "in the store")
     if found.damage:
         first = found.damage[0]
         more = f" (and {len(found.damage) - 1} more)" if len(found.damage) > 1 else ""
@@ -199,7 +191,3 @@ def _stored(found: Found) -> p.CheckpointEntry:
         entry.step, entry.created_ns, entry.ranks = known.step, known.created_ns, known.world_size
         entry.shards, entry.bytes = len(known.shards), known.size_bytes
     return entry
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")

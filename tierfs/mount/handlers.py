@@ -15,7 +15,9 @@ from tierfs.control import protocol as p
 from tierfs.control.server import ControlServer, Report
 from tierfs.errors import NotSupported, TierfsError
 from tierfs.mount import transport
+from tierfs.mount.gauges import resident_set_bytes
 from tierfs.mount.parts import Parts
+from tierfs.mount.paths import resolve, text
 from tierfs.namespace import publish, schema, tree
 from tierfs.prefetch.job import PrefetchJob, PrefetchTarget
 from tierfs.types import Inode, ObjectRef
@@ -73,7 +75,7 @@ class Handlers:
             engine=p.EngineStatus(
                 pid=os.getpid(),
                 started_ns=parts.started_ns,
-                rss_bytes=_resident_set_bytes(),
+                rss_bytes=resident_set_bytes(),
                 buffer_bytes=parts.cache.buffer_bytes,
                 buffer_budget_bytes=settings.memory_budget_bytes,
             ),
@@ -279,7 +281,7 @@ class Handlers:
         async def targets() -> AsyncIterator[PrefetchTarget]:
             for path in paths:
                 try:
-                    async for found, inode, ref in self._walk(path, await self._resolve(path)):
+                    async for found, inode, ref in self._walk(path, await resolve(self._parts, path)):
                         yield PrefetchTarget(found, inode.size_bytes, ref)
                 except TierfsError as error:
                     job.fail(path, str(error) or "no such file")
@@ -312,7 +314,7 @@ class Handlers:
             evicted_bytes=state.evicted_bytes,
             skipped_bytes=state.skipped_bytes,
             failed_files=state.failed_files,
-            failed=[p.Failure(path=_text(found.path), message=found.message) for found in state.failures],
+            failed=[p.Failure(path=text(found.path), message=found.message) for found in state.failures],
         )
 
     async def pin(self, request: p.PinRequest, report: Report) -> p.PathsReply:
@@ -351,7 +353,7 @@ class Handlers:
                 size_bytes += await act(inode, ref)
                 done += 1
             except TierfsError as error:
-                failed.append(p.Failure(path=_text(path), message=str(error)))
+                failed.append(p.Failure(path=text(path), message=str(error)))
         return p.PathsReply(files=done, bytes=size_bytes, failed=failed[: p.MAX_FAILURES])
 
     async def _files_below(
@@ -362,18 +364,11 @@ class Handlers:
         failed: list[p.Failure] = []
         for path in paths:
             try:
-                inode = await self._resolve(path)
+                inode = await resolve(self._parts, path)
                 found.extend([entry async for entry in self._walk(path, inode)])
             except TierfsError as error:
-                failed.append(p.Failure(path=_text(path), message=str(error) or "no such file"))
+                failed.append(p.Failure(path=text(path), message=str(error) or "no such file"))
         return found, failed
-
-    async def _resolve(self, path: bytes) -> Inode:
-        with self._parts.db.read() as txn:
-            inode = tree.resolve(txn, b"")
-        for name in filter(None, path.split(b"/")):
-            inode = await self._parts.refresher.lookup(inode.ino, name)
-        return inode
 
     async def _walk(self, path: bytes, inode: Inode) -> Walk:
         pending = [(path, inode)]
@@ -395,13 +390,3 @@ class Handlers:
                         break
                     pending += [(path + b"/" + name if path else name, child) for name, _, child in entries]
                     cookie = entries[-1][1]
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")
-
-
-def _resident_set_bytes() -> int:
-    """Resident memory of this process (proc(5), statm)."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -13,6 +13,7 @@ from tierfs.control.server import ControlServer, Report
 from tierfs.errors import InvalidArgument, NotADirectory, ReadOnly, StoreError, TierfsError
 from tierfs.fs.snapshots import LIST_INO, LIST_NAME
 from tierfs.mount.parts import Parts
+from tierfs.mount.paths import resolve, text
 from tierfs.namespace import difference, schema, snapshots, tree
 from tierfs.namespace.schema import SnapshotRow
 from tierfs.types import Inode
@@ -39,7 +40,7 @@ class SnapshotHandlers:
         snapshots.check_name(request.name)
         root = await self._resolve(request.path)
         if not root.is_dir:
-            raise NotADirectory(f"{_text(request.path) or '/'} is no directory")
+            raise NotADirectory(f"{text(request.path) or '/'} is no directory")
         if request.complete:
             await parts.refresher.complete_subtree(root.ino)
         elif not root.listed_until_ns:
@@ -64,7 +65,7 @@ class SnapshotHandlers:
             raise StoreError(
                 f"no snapshot was made: after {deadline_s:g} s not everything was in the store yet"
             )
-        log.info("snapshot made", name=_text(row.name), path=_text(row.path), number=row.epoch)
+        log.info("snapshot made", name=text(row.name), path=text(row.path), number=row.epoch)
         return p.SnapshotCreateReply(snapshot=self._info(row), elapsed_s=elapsed_s, not_in_store=not_in_store)
 
     async def list_all(self, request: p.SnapshotListRequest, report: Report) -> p.SnapshotListReply:
@@ -81,7 +82,7 @@ class SnapshotHandlers:
         row = await self._parts.db.commit(lambda txn: snapshots.delete(txn, request.name), durable=True)
         self._parts.kernel.entry_gone(LIST_INO, row.name)
         self._parts.preserver.note_deleted()
-        log.info("snapshot deleted", name=_text(row.name), number=row.epoch)
+        log.info("snapshot deleted", name=text(row.name), number=row.epoch)
         return p.SnapshotDeleteReply(snapshot=self._info(row))
 
     async def diff(self, request: p.SnapshotDiffRequest, report: Report) -> p.SnapshotDiffReply:
@@ -97,7 +98,7 @@ class SnapshotHandlers:
                 for change, path, what in difference.between(txn, old, new):
                     counts[change] += 1
                     if len(found) < request.limit:
-                        found.append(p.Difference(change=change, path=_text(path), what=what))
+                        found.append(p.Difference(change=change, path=text(path), what=what))
 
         await trio.to_thread.run_sync(compare)
         return p.SnapshotDiffReply(differences=found, **counts)
@@ -111,11 +112,7 @@ class SnapshotHandlers:
     async def _resolve(self, path: bytes) -> Inode:
         if path.split(b"/")[0] == schema.RESERVED_NAME:
             raise InvalidArgument("a snapshot cannot be made of a snapshot")
-        with self._parts.db.read() as txn:
-            inode = tree.resolve(txn, b"")
-        for name in filter(None, path.split(b"/")):
-            inode = await self._parts.refresher.lookup(inode.ino, name)
-        return inode
+        return await resolve(self._parts, path)
 
     async def _flush(self, path: bytes, report: Report) -> set[int]:
         """Put everything below ``path`` into the store; returns what of it is open for writing."""
@@ -164,9 +161,9 @@ class SnapshotHandlers:
         mountpoint = self._parts.settings.mountpoint
         where = b"/".join((schema.RESERVED_NAME, LIST_NAME, row.name))
         return p.SnapshotInfo(
-            name=_text(row.name),
-            path=_text(row.path),
-            location=f"{mountpoint}/{_text(where)}",
+            name=text(row.name),
+            path=text(row.path),
+            location=f"{mountpoint}/{text(where)}",
             created_ns=row.created_ns,
             number=row.epoch,
             root_ino=row.root_ino,
@@ -175,7 +172,3 @@ class SnapshotHandlers:
 
 def _is_below(path: bytes, above: bytes) -> bool:
     return not above or path == above or path.startswith(above + b"/")
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "backslashreplace")

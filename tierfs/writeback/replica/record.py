@@ -8,8 +8,9 @@ import msgspec
 import xxhash
 
 from tierfs.errors import FormatError
-from tierfs.store.base import MAX_OBJECT_BYTES
+from tierfs.store.base import MAX_OBJECT_BYTES, ObjectStore
 from tierfs.store.keys import decode_key
+from tierfs.types import ObjectInfo
 
 FORMAT = 1
 MAX_RECORD_BYTES = 4 * 1024 * 1024
@@ -94,6 +95,13 @@ def decode(raw: bytes, at: str, place: str) -> ReplicaRecord:
     if at != record_key(place, record.file_system, record.ino):
         raise FormatError(f"{at}: the record belongs to another key")
     return record
+
+
+def read(store: ObjectStore, found: ObjectInfo, place: str) -> ReplicaRecord:
+    """The record that a listing has found. Raises ``StoreError``, ``FormatError``. Blocks."""
+    if found.size_bytes > MAX_RECORD_BYTES:
+        raise FormatError(f"{found.key}: {found.size_bytes} bytes are too many for a record")
+    return decode(store.get_range(found.key, 0, found.size_bytes, if_match=found.etag), found.key, place)
 
 
 def _problem(record: ReplicaRecord, place: str) -> str:

@@ -48,12 +48,8 @@ def held_by(replica: Place, file_system: str | None = None) -> Iterator[ReplicaR
         for info in page.objects:
             if not records.is_record(info.key):
                 continue
-            if info.size_bytes > records.MAX_RECORD_BYTES:
-                yield info.key, f"{info.size_bytes} bytes are too many for a record"
-                continue
             try:
-                raw = replica.store.get_range(info.key, 0, info.size_bytes, if_match=info.etag)
-                yield records.decode(raw, info.key, replica.prefix)
+                yield records.read(replica.store, info, replica.prefix)
             except (StoreError, FormatError) as error:
                 yield info.key, str(error)
         token = page.next_token

@@ -208,11 +208,10 @@ class Replicator:
             )
             for info in page.objects:
                 keys.append(info.key)
-                if not records.is_record(info.key) or info.size_bytes > records.MAX_RECORD_BYTES:
+                if not records.is_record(info.key):
                     continue
-                raw = self._store.get_range(info.key, 0, info.size_bytes, if_match=info.etag)
                 try:
-                    found = records.decode(raw, info.key, self._place)
+                    found = records.read(self._store, info, self._place)
                 except FormatError as error:
                     log.warning("a record in the replica is ignored", reason=str(error))
                 else:
