@@ -2,7 +2,8 @@
 
 PYTHON = .venv/bin/python
 CMAKE = PATH=$(CURDIR)/.venv/bin:$$PATH cmake
-FUZZ_SECONDS = 60
+SECONDS = 60
+FUZZERS =
 COMPARE =
 TRAINING =
 STRIKES = 200
@@ -18,7 +19,7 @@ help:
 	@echo "make lint         ruff, mypy, import contracts, format of the C sources"
 	@echo "make format       formats the C sources"
 	@echo "make native       builds the native parts into tierfs_native/, warnings are errors"
-	@echo "make fuzz         each fuzzer for a minute (FUZZ_SECONDS=600), with libFuzzer where clang is"
+	@echo "make fuzz         each parser of the front with libFuzzer for a minute (SECONDS=600), clang is installed"
 	@echo "make test-native-sanitized  the tests that mount, the front built with sanitizers"
 	@echo "make quick-bench  ratios to a plain directory and to the store's raw rate"
 	@echo "make compare      tierfs and its peers, side by side, 30 minutes (COMPARE=--quick: 5)"
@@ -51,15 +52,10 @@ native:
 	$(CMAKE) --build build/native --parallel 2
 	$(CMAKE) --install build/native --prefix .
 
+# Prints seed and coverage; inputs that crash are kept in build/fuzz/crashes and named. FUZZERS="fuzz_relay fuzz_small"
 fuzz:
-	$(CMAKE) -S tierfs_native -B build/fuzz -DTIERFS_FUZZ=ON -DTIERFS_WERROR=ON -DCMAKE_BUILD_TYPE=Debug \
-		-DTIERFS_SANITIZE="address;undefined" -DCMAKE_C_COMPILER=$$(command -v clang || command -v cc)
-	$(CMAKE) --build build/fuzz --parallel 2
-	cd build/fuzz && for fuzzer in $(basename $(notdir $(wildcard tierfs_native/fuzz/fuzz_*.c))); do \
-		mkdir -p found/$$fuzzer && \
-		./$$fuzzer -max_total_time=$(FUZZ_SECONDS) found/$$fuzzer \
-			$$(ls -d ../../tierfs_native/fuzz/corpus/$$fuzzer 2>/dev/null) || exit 1; \
-	done
+	TIERFS_INSTALL_EXTRAS=test sh deploy/install.sh
+	PYTHON=$(abspath $(PYTHON)) sh tierfs_native/fuzz/run.sh $(SECONDS) $(FUZZERS)
 
 # The front with sanitizers under the tests that mount. SANITIZE=thread finds races instead. TESTS="-k rename"
 test-native-sanitized:

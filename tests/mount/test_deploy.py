@@ -106,6 +106,7 @@ def test_the_unit_heals_a_mount_whose_engine_was_killed(service: Service, base_d
 def test_the_unit_is_one_that_systemd_can_wait_for() -> None:
     directives = unit()
     assert directives["Type"] == ["notify"]
+    assert directives["NotifyAccess"] == ["all"]  # the engine speaks, and with the native front it is a child
     assert directives["Restart"] == ["on-failure"]
     assert "--foreground" in directives["ExecStart"][0]
 

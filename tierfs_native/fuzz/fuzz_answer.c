@@ -16,6 +16,8 @@ static struct tierfs_answers *answers;
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
+/* Of libFuzzer, which otherwise would change nothing by itself; without it, replay_main.c does half of them. */
+__attribute__((weak)) size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 
 static void make_namespace(const char *directory)
 {
@@ -145,6 +147,9 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 {
     uint8_t input[1024];
     unsigned int random = seed;
+
+    if (LLVMFuzzerMutate != NULL && next(&random, 4) != 0)
+        return LLVMFuzzerMutate(data, size, max_size);
     uint16_t room = (uint16_t)(next(&random, 2) ? 4096 + next(&random, 10000) : next(&random, 65536));
 
     memcpy(input, &room, sizeof(room));

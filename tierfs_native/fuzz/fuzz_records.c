@@ -5,6 +5,7 @@
  * Another process writes them: LMDB must not be open twice in one.
  */
 #include "../tests/namespace.h"
+#include "batch.h"
 #include "replies.h"
 
 #include <signal.h>
@@ -19,11 +20,15 @@
 static struct tierfs_view *view;
 static struct tierfs_reader *reader;
 static struct tierfs_answers *answers;
+static struct tierfs_batch batch;
+static struct tierfs_lane *lane;
 static int channel;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
+/* Of libFuzzer, which otherwise would change nothing by itself; without it, replay_main.c does half of them. */
+__attribute__((weak)) size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 
 static void write_rows(struct writer *writer, const uint8_t *data, size_t size)
 {
@@ -91,6 +96,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     remove_directory(directory); /* what is open stays, and nothing is left behind */
     assert(tierfs_reader_open(view, &reader) == 0);
     assert(tierfs_answers_open(&settings, &answers) == 0);
+    batch.view = view;
+    assert(tierfs_lane_open(&batch, &lane) == 0);
     return 0;
 }
 
@@ -121,6 +128,26 @@ static void ask_everything(uint64_t ino)
         ask(FUSE_LOOKUP, ino, name, sizeof(name));
 }
 
+/* The same records, as batch reads resolve paths by them. */
+static void resolve_paths(void)
+{
+    static const char *const paths[] = {"a", "b", "c/a", "d/b", "a/b/c", "a/a/a/a", "b/..", "c//a", ""};
+    struct tierfs_wanted files[sizeof(paths) / sizeof(paths[0])];
+    const struct tierfs_caller callers[] = {{.uid = 0, .overrides = true}, {.uid = 0, .gid = 7}};
+
+    for (size_t who = 0; who < 2; who++) {
+        for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
+            files[i] = (struct tierfs_wanted){.path = paths[i], .path_bytes = strlen(paths[i])};
+        if (tierfs_batch_plan(lane, &callers[who], files, sizeof(paths) / sizeof(paths[0]), true) < 0)
+            continue;
+        for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+            assert(files[i].outcome < TIERFS_OUTCOMES);
+            assert(files[i].outcome != TIERFS_LOCAL ||
+                   (files[i].ino != 0 && files[i].size_bytes <= INT64_MAX));
+        }
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char ready;
@@ -131,6 +158,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     assert(recv(channel, &ready, 1, 0) == 1);
     for (uint64_t ino = 1; ino < INODES; ino++)
         ask_everything(ino);
+    resolve_paths();
     return 0;
 }
 
@@ -171,14 +199,15 @@ static void add_file(struct input *input, uint64_t ino)
     const uint32_t type = types[next(input, 6)];
     const uint64_t parent = 1 + next(input, INODES - 1);
     const char name[2] = {(char)('a' + next(input, 4)), 0};
-    const struct tierfs_inode inode = {.ino = ino,
-                                       .mode = type | 0644,
-                                       .nlink = next(input, 3),
-                                       .flags = next(input, 128),
-                                       .size_bytes = UINT64_C(1) << next(input, 64),
-                                       .mtime_ns = -(int64_t)next(input, 1000),
-                                       .valid_until_ns = NOW + (int64_t)next(input, 100) - 50,
-                                       .listed_until_ns = NOW + (int64_t)next(input, 100) - 50};
+    const struct tierfs_inode inode = {
+        .ino = ino,
+        .mode = type | 0644,
+        .nlink = next(input, 3),
+        .flags = next(input, 128),
+        .size_bytes = UINT64_C(1) << next(input, 64),
+        .mtime_ns = -(int64_t)next(input, 1000),
+        .valid_until_ns = next(input, 3) == 0 ? INT64_MAX : NOW + (int64_t)next(input, 100) - 50,
+        .listed_until_ns = NOW + (int64_t)next(input, 100) - 50};
     const struct tierfs_dirent entry = {.ino = ino, .seq = 16 + ino, .type = type};
     struct {
         struct tierfs_dirseq head;
@@ -202,6 +231,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 {
     struct input input = {.random = seed};
 
+    if (LLVMFuzzerMutate != NULL && next(&input, 4) != 0)
+        return LLVMFuzzerMutate(data, size, max_size);
     for (uint64_t ino = 1; ino < INODES; ino++)
         add_file(&input, ino);
     for (unsigned int i = next(&input, 6); i > 0; i--)

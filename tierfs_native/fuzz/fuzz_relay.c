@@ -17,6 +17,7 @@
 #include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -36,6 +37,7 @@ static struct tierfs_backing *backing;
 static struct tierfs_handles *handles;
 static int engine = -1;  /* its ends of the sockets */
 static int channel = -1;
+static int names = -1;
 static uint64_t last_unique, last_fh;
 static uint64_t asked[ASKED_MAX];
 static size_t asked_count;
@@ -93,16 +95,20 @@ static void replace_engine(void)
 {
     int requests[2];
     int channels[2];
+    int about_names[2];
 
     if (engine >= 0) {
         close(engine);
         close(channel);
+        close(names);
     }
     assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, requests) == 0);
     assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channels) == 0);
+    assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, about_names) == 0);
     engine = requests[1];
     channel = channels[1];
-    tierfs_relay_connect(relay, requests[0], channels[0], -1);
+    names = about_names[1];
+    tierfs_relay_connect(relay, requests[0], channels[0], about_names[0]);
     close(channels[0]);
     tierfs_relay_attach(relay);
 }
@@ -125,12 +131,14 @@ static void drain_engine(void)
 {
     static char message[MESSAGE_BYTES];
 
-    for (int socket = 0; socket < 2; socket++)
+    const int sockets[] = {engine, channel, names};
+
+    for (size_t socket = 0; socket < 3; socket++)
         for (;;) {
-            ssize_t bytes = recv(socket == 0 ? engine : channel, message, sizeof message, MSG_DONTWAIT);
+            ssize_t bytes = recv(sockets[socket], message, sizeof message, MSG_DONTWAIT);
             if (bytes <= 0)
                 break;
-            if (socket == 1)
+            if (sockets[socket] == channel)
                 continue;
             const struct fuse_in_header *header = (const void *)message;
             assert((size_t)bytes >= sizeof *header);
@@ -145,10 +153,10 @@ static void from_kernel(const uint8_t *data, size_t bytes, uint8_t choice)
 {
     static char message[MESSAGE_BYTES];
     static const struct tierfs_origin *const origins[] = {&kernel, &kernel, &kernel, &given_up, &refuses};
-    static const uint8_t opcodes[] = {FUSE_OPEN,   FUSE_OPEN,    FUSE_OPEN,       FUSE_RELEASE,
-                                      FUSE_CREATE, FUSE_OPENDIR, FUSE_INIT,       FUSE_INTERRUPT,
-                                      FUSE_FORGET, FUSE_MKDIR,   FUSE_RELEASEDIR, FUSE_TMPFILE,
-                                      FUSE_LSEEK,  FUSE_WRITE,   FUSE_LOOKUP};
+    static const uint8_t opcodes[] = {
+        FUSE_OPEN,  FUSE_OPEN,      FUSE_OPEN,   FUSE_RELEASE, FUSE_CREATE,     FUSE_OPENDIR,
+        FUSE_INIT,  FUSE_INTERRUPT, FUSE_FORGET, FUSE_MKDIR,   FUSE_RELEASEDIR, FUSE_TMPFILE,
+        FUSE_LSEEK, FUSE_WRITE,     FUSE_LOOKUP, FUSE_UNLINK,  FUSE_READ,       FUSE_RENAME2};
     struct fuse_in_header *header = (void *)message;
 
     if (bytes > sizeof message - sizeof *header)
@@ -194,6 +202,28 @@ static void from_engine(const uint8_t *data, size_t bytes, uint8_t choice)
                    MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+/* Several answers in one packet. Now and then one has a length that it should not have. */
+static void from_names(const uint8_t *data, size_t bytes, uint8_t choice)
+{
+    static char packet[MESSAGE_BYTES];
+    size_t used = 0;
+
+    for (unsigned i = 0; i <= choice % 4u && asked_count != 0; i++) {
+        struct fuse_out_header header = {.len = (uint32_t)(sizeof header + bytes),
+                                         .error = choice % 5 == 0 ? -EEXIST : 0,
+                                         .unique = asked[asked_count - 1 - (choice / 4u + i) % asked_count]};
+        if (choice % 29 == 0 && bytes >= sizeof header.len)
+            memcpy(&header.len, data, sizeof header.len);
+        memcpy(packet + used, &header, sizeof header);
+        memcpy(packet + used + sizeof header, data, bytes);
+        last_fh++;
+        if (bytes >= sizeof(struct fuse_entry_out) + sizeof last_fh)
+            memcpy(packet + used + sizeof header + sizeof(struct fuse_entry_out), &last_fh, sizeof last_fh);
+        used += (sizeof header + bytes + 7) & ~(size_t)7;
+    }
+    (void)send(names, packet, choice % 31 == 0 ? used / 2 : used, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 static uint32_t waiting(void)
 {
     struct tierfs_counts counts;
@@ -211,19 +241,22 @@ static void settle(void)
     replace_engine();
     for (unsigned round = 0; waiting() != 0; round++) {
         static char message[MESSAGE_BYTES];
-        struct pollfd polled[] = {{engine, POLLIN, 0}, {channel, POLLIN, 0}};
+        struct pollfd polled[] = {{engine, POLLIN, 0}, {channel, POLLIN, 0}, {names, POLLIN, 0}};
+        const struct fuse_in_header *header = (const void *)message;
+        ssize_t bytes;
+        bool is_gone = false;
 
         assert(round < 100000);
-        (void)poll(polled, 2, 10);
-        ssize_t bytes = recv(engine, message, sizeof message, MSG_DONTWAIT);
-        const struct fuse_in_header *header = (const void *)message;
-        if (bytes >= (ssize_t)sizeof *header) {
+        (void)poll(polled, 3, 10);
+        for (size_t i = 0; i < 3; i += 2) {
+            bytes = recv(polled[i].fd, message, sizeof message, MSG_DONTWAIT);
             struct fuse_out_header answer = {.len = sizeof answer, .error = -EIO, .unique = header->unique};
-            if (send(engine, &answer, sizeof answer, MSG_NOSIGNAL) < 0)
-                replace_engine();
-        } else if (bytes == 0) {
-            replace_engine();
+            is_gone = is_gone || bytes == 0 ||
+                      (bytes >= (ssize_t)sizeof *header &&
+                       send(polled[i].fd, &answer, sizeof answer, MSG_NOSIGNAL) < 0);
         }
+        if (is_gone)
+            replace_engine();
         bytes = recv(channel, message, sizeof message, MSG_DONTWAIT);
         const struct tierfs_channel_header *packet = (const void *)message;
         if (bytes >= (ssize_t)(sizeof *packet + sizeof *header) && packet->kind == TIERFS_EXTRA) {
@@ -264,8 +297,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             bytes = size;
         if (what % 8 < 3)
             from_kernel(data, bytes, choice);
-        else if (what % 8 < 6)
+        else if (what % 8 < 5)
             from_engine(data, bytes, choice);
+        else if (what % 8 == 5)
+            from_names(data, bytes, choice);
         else if (what % 8 == 6)
             tierfs_backing_lend(backing, 1 + choice % INODES, dup(STDIN_FILENO));
         else if (choice % 4 == 0)

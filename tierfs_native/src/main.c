@@ -16,6 +16,7 @@
 #include "engine.h"
 #include "handles.h"
 #include "log.h"
+#include "messages.h"
 #include "noopen.h"
 #include "placed.h"
 #include "reading.h"
@@ -310,31 +311,18 @@ static struct queued_packet *next_packet(struct front *front)
     return queued;
 }
 
-/* The next of the strings in a body; NULL if it does not end inside it. */
-static const char *next_string(const struct tierfs_packet *packet, size_t *position)
-{
-    const char *start = packet->body + *position;
-    const char *end = memchr(start, '\0', packet->header.body_bytes - *position);
-
-    if (end == NULL)
-        return NULL;
-    *position += (size_t)(end - start) + 1;
-    return start;
-}
-
 static int mount_it(struct front *front, const struct tierfs_packet *packet)
 {
     const struct tierfs_device_links links = {
         .handle = handle_request, .context = front, .gone = front->gone};
-    size_t position = 0;
-    const char *mountpoint = next_string(packet, &position);
-    const char *name = mountpoint != NULL ? next_string(packet, &position) : NULL;
-    const char *options = name != NULL ? next_string(packet, &position) : NULL;
+    struct tierfs_mount_message said;
+    int result = tierfs_message_mount(packet->body, packet->header.body_bytes, &said);
 
-    if (options == NULL || front->device != NULL)
-        return -EINVAL;
-    int result = tierfs_device_mount(&links, mountpoint, name, options, (unsigned long)packet->header.value,
-                                     &front->device);
+    if (result == 0)
+        result = front->device == NULL
+                     ? tierfs_device_mount(&links, said.mountpoint, said.name, said.options,
+                                           (unsigned long)packet->header.value, &front->device)
+                     : -EINVAL;
     if (result < 0)
         return result;
     front->mounted = true;
@@ -364,12 +352,15 @@ static void tell_touched(void *context)
 /* The tiers from which small files can be read: strings behind the settings, each a letter and a path. */
 static void make_small(struct front *front, const struct tierfs_packet *packet, size_t position)
 {
-    const char *tier;
+    const char *root;
+    bool is_memory;
+    int more = 1;
     int result = tierfs_reading_create(&front->reading);
 
-    while (result == 0 && position < packet->header.body_bytes &&
-           (tier = next_string(packet, &position)) != NULL)
-        result = tierfs_reading_add_tier(front->reading, tier + 1, tier[0] == 'm');
+    while (result == 0 && more > 0) {
+        more = tierfs_message_tier(packet->body, packet->header.body_bytes, &position, &root, &is_memory);
+        result = more > 0 ? tierfs_reading_add_tier(front->reading, root, is_memory) : more;
+    }
     if (result == 0)
         result = tierfs_small_create(front->backing, front->reading,
                                      front->workers + TIERFS_URING_MAX_THREADS, &front->small);
@@ -413,12 +404,13 @@ static void make_noopen(struct front *front, const struct tierfs_view_settings *
 static void make_view(struct front *front, const struct tierfs_packet *packet)
 {
     struct tierfs_view_settings said;
+    size_t tiers;
     char path[4096];
     int used = snprintf(path, sizeof path, "%s/namespace.lmdb", front->state_dir);
 
-    if (packet->header.body_bytes < sizeof said || used < 0 || (size_t)used >= sizeof path)
+    if (tierfs_message_view(packet->body, packet->header.body_bytes, &said, &tiers) < 0 || used < 0 ||
+        (size_t)used >= sizeof path)
         return;
-    memcpy(&said, packet->body, sizeof said);
     if (said.answers == 0 || front->view != NULL)
         return;
     const struct tierfs_answer_settings settings = {
@@ -441,7 +433,7 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
         return;
     }
     tierfs_relay_lists_plainly(front->relay);
-    make_small(front, packet, sizeof said);
+    make_small(front, packet, tiers);
     make_noopen(front, &said);
     front->wants_ring = said.transport == TIERFS_TRANSPORT_RING;
     atomic_store_explicit(&front->answers, answers, memory_order_release);

@@ -278,7 +278,8 @@ long tierfs_reading_read(struct tierfs_reading_lane *lane, const struct tierfs_i
         return 0;
     if (length > inode->size_bytes - offset)
         length = (size_t)(inode->size_bytes - offset);
-    if (length > TIERFS_READING_MAX_BYTES)
+    /* Records have 32 bits for the number of an extent: behind that it would be another one's. */
+    if (length > TIERFS_READING_MAX_BYTES || (offset + length) / TIERFS_EXTENT_BYTES > UINT32_MAX)
         return -EAGAIN;
     while (done < length) {
         uint64_t at = offset + done;
