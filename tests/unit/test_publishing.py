@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +26,7 @@ from tierfs.namespace import publish, tree
 from tierfs.store.base import ObjectStore
 from tierfs.store.faulty import Faults, FaultyStore, Rule
 from tierfs.types import ROOT_INO
+from tierfs.writeback.backlog import Awaited
 from tierfs.writeback.content import FileContent
 
 
@@ -150,7 +152,9 @@ async def test_an_unlinked_file_leaves_no_object(tmp_path: Path) -> None:
 async def test_a_drain_after_an_outage_waits_for_deletions(tmp_path: Path) -> None:
     """That the last sweep failed says nothing of the next one."""
     faults = Faults()
-    async with running_engine(settings_for(tmp_path), wrap=lambda store: FaultyStore(store, faults)) as engine:
+    async with running_engine(
+        settings_for(tmp_path), wrap=lambda store: FaultyStore(store, faults)
+    ) as engine:
         await engine.write_file("a", b"hello")
         await drained(engine)
         faults.set(Rule("outage", operation="delete*"))
@@ -162,6 +166,65 @@ async def test_a_drain_after_an_outage_waits_for_deletions(tmp_path: Path) -> No
         faults.clear()
         assert await engine.parts.publisher.drain()
         assert objects_in(engine.bucket) == {}
+
+
+@pytest.mark.semantics(
+    "S-WRITE-14", "`tierfs flush` does not wait for what is written or removed after it was called."
+)
+async def test_a_flush_does_not_wait_for_what_is_written_meanwhile(tmp_path: Path) -> None:
+    """Whenever something is written, more is written and removed: a drain would never end, a flush does."""
+    async with running_engine(settings_for(tmp_path, upload_delay_s=3600.0)) as engine:
+        publisher = engine.parts.publisher
+        more = 0
+
+        async def write_on() -> None:
+            nonlocal more
+            while True:
+                await engine.write_file(f"later-{more}", b"later")
+                if more:
+                    await engine.names.unlink(ROOT_INO, f"later-{more - 1}".encode())
+                more += 1
+
+        for number in range(20):
+            await engine.write_file(f"before-{number}", b"before")
+        awaited = Awaited(later=False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write_on)
+            with trio.fail_after(60):
+                assert await publisher.settle(awaited)
+            nursery.cancel_scope.cancel()
+        found = objects_in(engine.bucket)
+        assert {f"before-{number}" for number in range(20)} <= found.keys()
+        assert more > 0
+        assert (awaited.left_files, awaited.left_bytes) == (0, 0)
+        assert awaited.found_files >= 20
+
+
+async def test_a_flush_waits_for_the_files_below_a_renamed_directory(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path, upload_delay_s=3600.0)) as engine:
+        directory = await engine.names.create(ROOT_INO, b"old", stat.S_IFDIR | 0o755, ROOT_CALLER)
+        for number in range(5):
+            await engine.write_file(f"f{number}", b"content", parent=directory.ino)
+        await drained(engine)
+        await engine.names.rename(ROOT_INO, b"old", ROOT_INO, b"new", 0)
+        with trio.fail_after(60):
+            assert await engine.parts.publisher.settle(Awaited(later=False))
+        assert objects_in(engine.bucket) == {f"new/f{number}": b"content" for number in range(5)}
+
+
+async def test_a_flush_says_what_is_open_for_writing(tmp_path: Path) -> None:
+    async with running_engine(settings_for(tmp_path, upload_delay_s=3600.0)) as engine:
+        handle, _ = await engine.files.create(ROOT_INO, b"log", 0o644, os.O_WRONLY, ROOT_CALLER)
+        await engine.files.write(handle, 0, b"12345")
+        await engine.files.fsync(handle)
+        awaited = Awaited(later=False)
+        with trio.fail_after(60):
+            assert await engine.parts.publisher.settle(awaited)
+        assert engine.parts.publisher.still_open(awaited) == (1, 5)
+        await engine.files.flush(handle)
+        await engine.files.release(handle)
+        await drained(engine)
+        assert engine.parts.publisher.still_open(awaited) == (0, 0)
 
 
 async def test_an_upload_that_needs_room_does_not_wait_for_itself(tmp_path: Path) -> None:

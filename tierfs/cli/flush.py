@@ -17,7 +17,7 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until everything that was written (below PATH) is in the store."""
+    """Wait until everything that was written (below PATH) before now is in the store."""
     from tierfs.cli import output, timing
     from tierfs.control.protocol import FlushRequest
 
@@ -36,5 +36,9 @@ def command(
                 f"not in the store yet: {output.files(reply.remaining_files)} "
                 f"({output.size(reply.remaining_bytes)})"
             )
-    if reply.remaining_files or reply.failed:
+        if reply.open_files:
+            output.say(f"open for writing, so not waited for: {output.files(reply.open_files)} of them")
+        if reply.remaining_deletes:
+            output.say(f"removed, and still in the store: {output.files(reply.remaining_deletes)}")
+    if reply.remaining_files or reply.remaining_deletes or reply.failed:
         raise typer.Exit(exit_codes.PARTLY)

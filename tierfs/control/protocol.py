@@ -206,17 +206,27 @@ class StatusReply(msgspec.Struct, kw_only=True):
 
 
 class FlushRequest(msgspec.Struct, kw_only=True):
-    """Wait until everything at or below ``path`` that was closed before now is in the store."""
+    """Wait until everything at or below ``path`` that was closed before now is in the store.
+
+    What is written meanwhile is not waited for.
+    """
 
     path: bytes = b""
     timeout_s: float | None = None
 
 
 class FlushReply(msgspec.Struct, kw_only=True):
+    """``remaining_...``: of what was there at the call; ``open_files`` of them were open for writing.
+
+    ``remaining_deletes``: objects without a name that are still in the store; 0 with a path.
+    """
+
     flushed_files: int
     flushed_bytes: int
     remaining_files: int
     remaining_bytes: int
+    open_files: int = 0
+    remaining_deletes: int = 0
     failed: list[Failure] = []
 
 

@@ -18,6 +18,7 @@ from tierfs.mount.parts import Parts
 from tierfs.mount.paths import resolve, text
 from tierfs.prefetch.job import PrefetchJob, PrefetchTarget
 from tierfs.store.keys import decode_key
+from tierfs.writeback.backlog import Awaited
 
 log = structlog.get_logger(__name__)
 
@@ -60,14 +61,14 @@ class CheckpointHandlers:
     async def _hurry(self, path: bytes, pending: Pending, report: Report) -> None:
         """Until the manifest is written; uploads of the directory do not wait for anything."""
         publisher, commits = self._parts.publisher, self._parts.commits
-        _, total_bytes = publisher.backlog(path)
+        awaited = Awaited(below=path)
 
         def progress(files: int, size_bytes: int) -> None:
-            done_bytes = max(total_bytes - size_bytes, 0)
-            report(p.Progress(phase="upload", done_bytes=done_bytes, total_bytes=total_bytes))
+            done_bytes = awaited.found_bytes - size_bytes
+            report(p.Progress(phase="upload", done_bytes=done_bytes, total_bytes=awaited.found_bytes))
 
         while commits.is_pending(pending.save_id):
-            await publisher.drain(progress, below=path)
+            await publisher.settle(awaited, progress)
             if commits.is_pending(pending.save_id):
                 await commits.wait_for_change()
 

@@ -15,6 +15,7 @@ from tierfs.control import registry
 from tierfs.errors import ConfigError
 from tierfs.mount.parts import Parts, open_parts
 from tierfs.mount.recovery import recover
+from tierfs.writeback.backlog import Totals
 from tierfs.writeback.publisher import Failure
 
 OnProgress = Callable[[int, int, int, int], None]
@@ -51,10 +52,10 @@ async def _drain(settings: Settings, timeout_s: float | None, on_progress: OnPro
         parts = await open_parts(settings, stack)
         await recover(parts)
         parts.nobody_reads()
-        before, before_bytes = parts.publisher.backlog()
+        before = parts.publisher.totals()
 
         def progress(files: int, size_bytes: int) -> None:
-            on_progress(len(before), before_bytes, files, size_bytes)
+            on_progress(before.files, before.bytes, files, size_bytes)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(parts.publisher.run)
@@ -65,7 +66,7 @@ async def _drain(settings: Settings, timeout_s: float | None, on_progress: OnPro
             # What is on its way cannot be waited for any longer.
             parts.store.stop_retrying()
             nursery.cancel_scope.cancel()
-        return _result(parts, len(before), before_bytes)
+        return _result(parts, before)
 
 
 def _unwritten(parts: Parts) -> list[Failure]:
@@ -77,13 +78,13 @@ def _unwritten(parts: Parts) -> list[Failure]:
     ]
 
 
-def _result(parts: Parts, files: int, size_bytes: int) -> Drained:
-    left, left_bytes = parts.publisher.backlog()
+def _result(parts: Parts, before: Totals) -> Drained:
+    left = parts.publisher.totals()
     return Drained(
-        files=files,
-        bytes=size_bytes,
-        remaining_files=len(left),
-        remaining_bytes=left_bytes,
+        files=before.files,
+        bytes=before.bytes,
+        remaining_files=left.files,
+        remaining_bytes=left.bytes,
         remaining_deletes=parts.deletions.pending(),
         failures=[*parts.publisher.failures.values(), *_unwritten(parts)],
     )

@@ -236,12 +236,12 @@ class Engine:
                 await parts.replicator.settle()
             parts.replicator.stop_retrying()
         parts.store.stop_retrying()
-        left, left_bytes = parts.publisher.backlog()
-        if left:
+        left = parts.publisher.totals()
+        if left.files:
             log.warning(
                 "stopped before everything was in the store; the rest is kept for the next mount",
-                files=len(left),
-                bytes=left_bytes,
+                files=left.files,
+                bytes=left.bytes,
                 time_up=self._last_drain.cancelled_caught,
             )
 

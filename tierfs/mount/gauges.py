@@ -1,16 +1,36 @@
 """Gauges that several parts together answer: the backlog, the namespace, open handles, the process.
 
-Read on the trio thread when Prometheus asks (``exporter``); each costs microseconds, except the two of the
-backlog, which walk what is waiting for upload.
+Read on the trio thread when Prometheus asks (``exporter``); each costs microseconds, except those of the
+backlog, for which one walk over what is waiting for upload is made.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from tierfs.mount.parts import Parts
 from tierfs.namespace import publish, tree
+from tierfs.writeback.backlog import Totals
+
+RECENT_S = 0.5
+
+
+class _Recent:
+    """What several gauges of one scrape say together, found out once."""
+
+    def __init__(self, find: Callable[[], Totals]) -> None:
+        self._find = find
+        self._found: Totals | None = None
+        self._until = 0.0
+
+    def value(self) -> Totals:
+        now = time.monotonic()
+        if self._found is None or now >= self._until:
+            self._found = self._find()
+            self._until = time.monotonic() + RECENT_S
+        return self._found
 
 
 def register(parts: Parts) -> None:
@@ -27,19 +47,14 @@ def register(parts: Parts) -> None:
         with parts.db.read() as txn:
             return publish.doomed_count(txn)
 
+    backlog = _Recent(parts.publisher.totals)
+
     def oldest_s() -> float:
-        with parts.db.read() as txn:
-            oldest_ns = min((row.since_ns for row in publish.iter_dirty(txn)), default=0)
+        oldest_ns = backlog.value().oldest_ns
         return max((time.time_ns() - oldest_ns) / 1e9, 0.0) if oldest_ns else 0.0
 
-    gauge(
-        "tierfs_backlog_files",
-        "Files that are not in the store yet.",
-        lambda: len(parts.publisher.backlog()[0]),
-    )
-    gauge(
-        "tierfs_backlog_bytes", "Bytes that are not in the store yet.", lambda: parts.publisher.backlog()[1]
-    )
+    gauge("tierfs_backlog_files", "Files that are not in the store yet.", lambda: backlog.value().files)
+    gauge("tierfs_backlog_bytes", "Bytes that are not in the store yet.", lambda: backlog.value().bytes)
     gauge("tierfs_backlog_oldest_seconds", "For how long the oldest of them has been waiting.", oldest_s)
     gauge(
         "tierfs_backlog_deletes", "Objects that no name maps to any more and that are still to go.", deletes

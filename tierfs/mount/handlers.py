@@ -21,6 +21,7 @@ from tierfs.mount.paths import resolve, text
 from tierfs.namespace import publish, schema, tree
 from tierfs.prefetch.job import PrefetchJob, PrefetchTarget
 from tierfs.types import Inode, ObjectRef
+from tierfs.writeback.backlog import Awaited
 
 if TYPE_CHECKING:
     from tierfs.mount.engine import Engine
@@ -133,14 +134,13 @@ class Handlers:
         return status
 
     def _backlog(self) -> p.Backlog:
-        files, size_bytes = self._parts.publisher.backlog()
+        waiting = self._parts.publisher.totals()
         with self._parts.db.read() as txn:
-            oldest_ns = min((row.since_ns for row in publish.iter_dirty(txn)), default=0)
             deletes = publish.doomed_count(txn)
-        oldest_s = (time.time_ns() - oldest_ns) / 1e9 if oldest_ns else 0.0
+        oldest_s = (time.time_ns() - waiting.oldest_ns) / 1e9 if waiting.oldest_ns else 0.0
         return p.Backlog(
-            files=len(files),
-            bytes=size_bytes,
+            files=waiting.files,
+            bytes=waiting.bytes,
             oldest_s=max(oldest_s, 0.0),
             deletes=deletes,
             failed=self._failures(),
@@ -170,49 +170,55 @@ class Handlers:
         return [p.Failure(path=failure.path, message=failure.message) for failure in failures]
 
     async def flush(self, request: p.FlushRequest, report: Report) -> p.FlushReply:
-        before, before_bytes = self._parts.publisher.backlog(request.path)
-        await self._drain(request.path, request.timeout_s, report, len(before), before_bytes)
-        left, left_bytes = self._parts.publisher.backlog(request.path)
+        publisher = self._parts.publisher
+        awaited = Awaited(below=request.path, later=False)
+        is_complete = await self._settle(awaited, request.timeout_s, report)
+        open_files, open_bytes = publisher.still_open(awaited)
+        remaining_files = awaited.left_files + open_files
         return p.FlushReply(
-            flushed_files=max(len(before) - len(left), 0),
-            flushed_bytes=max(before_bytes - left_bytes, 0),
-            remaining_files=len(left),
-            remaining_bytes=left_bytes,
-            failed=self._failures() if left else [],
+            flushed_files=awaited.found_files - awaited.left_files,
+            flushed_bytes=awaited.found_bytes - awaited.left_bytes,
+            remaining_files=remaining_files,
+            remaining_bytes=awaited.left_bytes + open_bytes,
+            open_files=open_files,
+            remaining_deletes=0 if is_complete or request.path else self._parts.deletions.pending(),
+            failed=self._failures() if awaited.left_files else [],
         )
 
     async def drain(self, request: p.DrainRequest, report: Report) -> p.DrainReply:
-        before, before_bytes = self._parts.publisher.backlog()
-        await self._drain(b"", request.timeout_s, report, len(before), before_bytes)
-        left, left_bytes = self._parts.publisher.backlog()
+        await self._settle(Awaited(), request.timeout_s, report)
+        left = self._parts.publisher.totals()
         return p.DrainReply(
-            remaining_files=len(left), remaining_bytes=left_bytes, failed=self._failures() if left else []
+            remaining_files=left.files,
+            remaining_bytes=left.bytes,
+            failed=self._failures() if left.files else [],
         )
 
-    async def _drain(
-        self, below: bytes, timeout_s: float | None, report: Report, total_files: int, total_bytes: int
-    ) -> None:
+    async def _settle(self, awaited: Awaited, timeout_s: float | None, report: Report) -> bool:
+        """``Publisher.settle`` with a limit; False also when the time was up."""
+
         def progress(files: int, size_bytes: int) -> None:
             report(
                 p.Progress(
                     phase="upload",
-                    done_files=max(total_files - files, 0),
-                    total_files=total_files,
-                    done_bytes=max(total_bytes - size_bytes, 0),
-                    total_bytes=total_bytes,
+                    done_files=awaited.found_files - files,
+                    total_files=awaited.found_files,
+                    done_bytes=awaited.found_bytes - size_bytes,
+                    total_bytes=awaited.found_bytes,
                 )
             )
 
         with trio.move_on_after(timeout_s if timeout_s is not None else float("inf")):
-            await self._parts.publisher.drain(progress, below=below)
+            return await self._parts.publisher.settle(awaited, progress)
+        return False
 
     async def unmount(self, request: p.UnmountRequest, report: Report) -> p.UnmountReply:
-        left, left_bytes = self._parts.publisher.backlog()
+        left = self._parts.publisher.totals()
         if request.mode == "force":
             self._engine.stop(request.grace_s)
         else:
             self._engine.set_grace(request.grace_s)
-        return p.UnmountReply(pid=os.getpid(), remaining_files=len(left), remaining_bytes=left_bytes)
+        return p.UnmountReply(pid=os.getpid(), remaining_files=left.files, remaining_bytes=left.bytes)
 
     async def upgrade(self, request: p.UpgradeRequest, report: Report) -> p.UpgradeReply:
         if self._engine.front.kind != "native":

@@ -54,10 +54,10 @@ async def recover(
             await staging.discard()
     if not parts.settings.read_only:
         await trio.to_thread.run_sync(parts.unfinished.abort_all)
-    left, left_bytes = parts.publisher.backlog()
-    if left:
-        log.info("resuming what is not in the store yet", files=len(left), bytes=left_bytes)
-    return {"files": len(left), "bytes": left_bytes}
+    left = parts.publisher.totals()
+    if left.files:
+        log.info("resuming what is not in the store yet", files=left.files, bytes=left.bytes)
+    return {"files": left.files, "bytes": left.bytes}
 
 
 async def restore_handles(

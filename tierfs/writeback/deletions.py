@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 BATCH_KEYS = 1000
 PAUSE_AFTER_ERROR_S = 5.0
+RETRY_SOON_S = 0.2
 
 
 class Deletions:
@@ -218,6 +219,34 @@ class Deletions:
 
     def _page(self, prefix: str, token: str | None) -> ListPage:
         return self._store.list_page(prefix, recursive=True, token=token)
+
+
+class Sweeps:
+    """Tells one that waits for the deletions whether they can do any more, when all is published."""
+
+    def __init__(self, deletions: Deletions) -> None:
+        self._deletions = deletions
+        self._began: tuple[int, int] | None = None
+
+    @property
+    def have_passed(self) -> bool:
+        """A whole sweep has begun and ended since then: it saw every row that was there."""
+        return self._began is not None and self._deletions.sweeps > self._began[0] + 1
+
+    def can_do_no_more(self) -> bool:
+        """Only a sweep that began after the first call says whether the rest can go."""
+        deletions = self._deletions
+        if self._began is None:
+            self._began = (deletions.sweeps, deletions.attempts + 1 + deletions.is_sweeping)
+            deletions.note(0.0)
+        sweeps, told_at = self._began
+        if deletions.stalled and deletions.sweeps > sweeps + 1:
+            return True
+        if deletions.failing and deletions.attempts >= told_at:
+            return True
+        if deletions.stalled:
+            deletions.note(RETRY_SOON_S)
+        return False
 
 
 def _is_owned(txn: ReadTransaction, row: schema.DoomedRow) -> bool:

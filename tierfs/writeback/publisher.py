@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import random
-import stat
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from tierfs.errors import NotFound, StoreError, StoreUnsupported, TierfsError
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
+from tierfs.writeback.backlog import Awaited, Backlog, Totals
 from tierfs.writeback.content import ContentTable
-from tierfs.writeback.deletions import Deletions
+from tierfs.writeback.deletions import Deletions, Sweeps
 from tierfs.writeback.in_flight import InodesInFlight, NotYet
 from tierfs.writeback.objects import ObjectWriter
 from tierfs.writeback.parking import Parking
@@ -40,6 +40,9 @@ RESCAN_S = 10.0
 HELD_LOOK_S = 5.0
 BLOCKED_ATTEMPTS = 50
 SCAN_BATCH = 1000
+LOOK_S = 0.5
+LOOK_SHARE = 10.0
+"""Who waits for the backlog walks it this seldom: not more often, and for a tenth of the time at most."""
 _published_here: ContextVar[int | None] = ContextVar("published_here", default=None)
 """The inode that this task publishes."""
 BURST_WINDOW_S = 0.25
@@ -113,6 +116,9 @@ class Publisher:
         """When ``_dispatch`` looks at ``_due`` next, if nothing wakes it up before."""
         self._progress = trio.Event()
         self._burst = Burst()
+        self._backlog = Backlog(db, contents)
+        self._awaited: list[Awaited] = []
+        """One for each ``settle`` that waits."""
         self.on_changed: Callable[[int], None] = lambda ino: None
         """Called with an inode that was announced, or whose publication has ended."""
         self.on_deletion: Callable[[], None] = lambda: None
@@ -198,11 +204,11 @@ class Publisher:
         with self._db.read() as txn:
             rows = publish.dirty_entries(txn, limit=SCAN_BATCH)
         for row in rows:
-            if not self._is_kept_for_readers(row):
+            if not self._backlog.is_kept_for_readers(row):
                 self._note_unless_known(row.ino)
 
     def _note_unless_known(self, ino: int) -> None:
-        if ino not in self._due_at and ino not in self._running and not self._is_being_written(ino):
+        if ino not in self._due_at and ino not in self._running and not self._backlog.is_being_written(ino):
             self.note(ino, 0.0)
 
     async def _note_all(self, delay_s: float) -> None:
@@ -250,6 +256,8 @@ class Publisher:
 
     def _finished(self, ino: int) -> None:
         self._running.discard(ino)
+        for awaited in self._awaited:
+            awaited.ended.add(ino)
         self.on_changed(ino)
         if ino in self._again:
             self._again.discard(ino)
@@ -335,7 +343,7 @@ class Publisher:
         if inode.is_dir:
             await self._publish_directory(ino)
         else:
-            is_busy = self._is_being_written(ino) or self._is_kept_for_readers(row)
+            is_busy = self._backlog.is_being_written(ino) or self._backlog.is_kept_for_readers(row)
             if is_busy and inode.flags & schema.DATA_LOCAL and not force:
                 return
             await self._writer.publish_file(ino, force=force)
@@ -345,6 +353,8 @@ class Publisher:
         self.failures.pop(ino, None)
         self._blocked_attempts.pop(ino, None)
         self.published_count += 1
+        for awaited in self._awaited:
+            awaited.published.add(ino)
 
     async def _publish_directory(self, ino: int) -> None:
         cursor = None
@@ -367,82 +377,66 @@ class Publisher:
         left has failed at least once since the call: the caller says so and may wait again. Files that
         are open for writing are not waited for.
         """
+        return await self.settle(Awaited(below=below), progress)
+
+    async def settle(self, awaited: Awaited, progress: Callable[[int, int], None] | None = None) -> bool:
+        """``drain`` for what ``awaited`` says; that tells what is left, when this is cancelled too."""
+        awaited.failed.clear()
+        awaited.attempts = {ino: failure.attempts for ino, failure in self.failures.items()}
         self._hurried_by += 1
+        self._awaited.append(awaited)
         try:
-            return await self._drain(progress, below)
+            return await self._settle(awaited, progress)
         finally:
+            self._awaited.remove(awaited)
             self._hurried_by -= 1
 
-    async def _drain(self, progress: Callable[[int, int], None] | None, below: bytes) -> bool:
-        if not below:
-            await self._note_all(0.0)
+    async def _settle(self, awaited: Awaited, progress: Callable[[int, int], None] | None) -> bool:
+        def hurry(ino: int, is_new: bool) -> None:
+            if is_new:
+                self.note(ino, 0.0)
+            self._note_unless_known(ino)
+
         self._deletions.note(0.0)
-        hurried: set[int] = set()
-        sweeps: int | None = None
-        told_at = 0
-        attempts = {ino: failure.attempts for ino, failure in self.failures.items()}
+        sweeps = Sweeps(self._deletions)
+        look_at = 0.0
         while True:
             event = self._progress
-            left, left_bytes = self.backlog(below)
-            left = [ino for ino in left if not self._is_being_written(ino)]
-            for ino in left:
-                if ino not in hurried:
-                    hurried.add(ino)
-                    self.note(ino, 0.0)
+            for ino in self._backlog.take_in(awaited, self._attempts_of):
                 self._note_unless_known(ino)
+            began_at = trio.current_time()
+            if not awaited.sizes or began_at >= look_at:
+                await self._backlog.look(awaited, hurry)
+                look_at = trio.current_time() + max(LOOK_S, LOOK_SHARE * (trio.current_time() - began_at))
             if progress is not None:
-                progress(len(left), left_bytes)
-            doomed = 0 if below else self._deletions.pending()
-            if not left and not doomed:
+                progress(awaited.left_files, awaited.left_bytes)
+            if not awaited.sizes and (awaited.below or not self._deletions.pending()):
                 return True
-            stuck = [
-                ino
-                for ino in left
-                if ino in self.failures and self.failures[ino].attempts > attempts.get(ino, 0)
-            ]
-            if left and len(stuck) == len(left):
-                return False
-            if not left:
-                if sweeps is None:
-                    # All is published: only a sweep from now on says whether the rest can go.
-                    sweeps = self._deletions.sweeps
-                    told_at = self._deletions.attempts + 1 + self._deletions.is_sweeping
-                    self._deletions.note(0.0)
-                stalled = self._deletions.stalled and self._deletions.sweeps > sweeps + 1
-                if stalled or (self._deletions.failing and self._deletions.attempts >= told_at):
+            if awaited.sizes:
+                if len(awaited.failed) == len(awaited.sizes):
                     return False
-                if self._deletions.stalled:
-                    self._deletions.note(RETRY_SOON_S)
-            with trio.move_on_after(0.5):
+            elif sweeps.can_do_no_more():
+                return False
+            elif not awaited.later and sweeps.have_passed:
+                return True  # what is left to be deleted was removed, or became needed, after the call
+            with trio.move_on_after(LOOK_S):
                 await event.wait()
 
-    def _is_being_written(self, ino: int) -> bool:
-        content = self._contents.peek(ino)
-        return content is not None and content.writers > 0
+    def _attempts_of(self, ino: int) -> int:
+        known = self.failures.get(ino)
+        return known.attempts if known else 0
 
-    def _is_kept_for_readers(self, row: schema.DirtyRow) -> bool:
-        """It is in the store, and dirty until it is closed; see ``FileContent``."""
-        content = self._contents.peek(row.ino)
-        return content is not None and content.kept_for_readers == row.generation
+    def totals(self) -> Totals:
+        """How much is not in the store yet."""
+        return self._backlog.totals()
 
     def backlog(self, below: bytes = b"") -> tuple[list[int], int]:
         """Inodes that are not in the store yet, and the bytes of file data among them."""
-        inos: list[int] = []
-        size_bytes = 0
-        with self._db.read() as txn:
-            for row in publish.iter_dirty(txn):
-                if self._is_kept_for_readers(row):
-                    continue
-                try:
-                    inode = tree.get(txn, row.ino)
-                    if below and not _is_below(tree.path_of(txn, row.ino), below):
-                        continue
-                except NotFound:
-                    continue
-                inos.append(row.ino)
-                if stat.S_ISREG(inode.mode) and inode.flags & schema.DATA_LOCAL:
-                    size_bytes += inode.size_bytes
-        return inos, size_bytes
+        return self._backlog.inodes(below)
+
+    def still_open(self, awaited: Awaited) -> tuple[int, int]:
+        """(files, bytes) that ``settle`` did not wait for, because they were open for writing."""
+        return self._backlog.still_open(awaited)
 
     async def make_room(self) -> bool:
         """Called by a writer that found the write tier full of dirty data.
@@ -475,7 +469,3 @@ class Publisher:
 def _mark_moved(txn: WriteTransaction, inos: list[int], now_ns: int) -> None:
     for ino in inos:
         publish.mark_dirty(txn, ino, schema.MOVED, now_ns)
-
-
-def _is_below(path: bytes, below: bytes) -> bool:
-    return path == below or path.startswith(below + b"/")
