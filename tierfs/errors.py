@@ -19,6 +19,7 @@
     │   ├── NoSuchRange              ENXIO      no data, and no hole, behind that offset
     │   ├── TooManyLinks             EMLINK
     │   ├── ReadOnly                 EROFS
+    │   ├── Busy                     EBUSY      something that is under way, or open, is in the way
     │   └── DamagedRecord            EIO        a record that does not decode
     ├── StoreError                   EIO
     │   ├── ObjectNotFound           ENOENT
@@ -125,6 +126,12 @@ class TooManyLinks(NamespaceError):
 
 class ReadOnly(NamespaceError):
     errno = _errno.EROFS
+
+
+class Busy(NamespaceError):
+    """Something that is under way, or open, is in the way. The message says what."""
+
+    errno = _errno.EBUSY
 
 
 class DamagedRecord(NamespaceError):

@@ -240,8 +240,23 @@ def test_snapshot(mount_factory: MountFactory, bucket: Bucket) -> None:
     found = bucket.keys()
     assert len([key for key in found if key.startswith("top/.tierfs/snapshots/")]) == 2
     mounted.json("evict", str(mounted.path))
+    earlier = mounted.status()["store"]["requests"]
+    restored = mounted.json("snapshot", "restore", str(mounted.path), "--name", "one", "--no-backup")
+    assert (restored["made"], restored["replaced"], restored["removed"]) == (2, 1, 1)
+    mounted.json("snapshot", "clone", "one", str(mounted.path / "copy"))
+    mounted.flush()
+    later = mounted.status()["store"]["requests"]
+    assert [later.get(name, 0) - earlier.get(name, 0) for name in ("get", "upload_part")] == [0, 0]
+    assert later["copy"] > earlier["copy"]
+    for name, data in written.items():
+        assert bucket.get(f"top/{name}") == bucket.get(f"top/copy/{name}") == data
+    assert files_below(mounted.path / "copy") == written
     assert files_below(Path(made["location"])) == written
+    for name in ("copy/small", "copy/large", "copy/moved", "copy/same", "large", "moved"):
+        os.unlink(mounted.path / name)
+    os.rmdir(mounted.path / "copy")
+    mounted.flush()
     mounted.json("snapshot", "delete", str(mounted.path), "--name", "one")
     wait_until(
-        lambda: bucket.keys() == ["top/elsewhere", "top/same", "top/small"], "the copies to be deleted"
+        lambda: bucket.keys() == ["top/same", "top/small"], "the copies to be deleted"
     )

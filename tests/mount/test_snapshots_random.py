@@ -51,6 +51,12 @@ def test_snapshots_under_random_operations(mount_factory: MountFactory, seed: in
     mounted.flush()
     for name, (location, state) in expected.items():
         assert tree_state(location) == state, name
+    name = chance.choice(sorted(expected))
+    mounted.json("snapshot", "clone", name, str(mounted.path / "copy"))
+    mounted.json("snapshot", "restore", str(top), "--name", name)
+    for _ in range(2):
+        assert tree_state(top) == tree_state(mounted.path / "copy") == expected[name][1], name
+        mounted.flush()
     while expected:
         delete(min(expected))
         for name, (location, state) in expected.items():

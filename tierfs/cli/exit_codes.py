@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tierfs import errors
 from tierfs.errors import ConfigError, ControlError, TierfsError
 
 OK = 0
@@ -38,6 +39,6 @@ def code_of(error: TierfsError) -> int:
         return NO_ANSWER
     if isinstance(error, NoMount | EngineGone):
         return NO_MOUNT
-    if isinstance(error, Busy):
+    if isinstance(error, Busy | errors.Busy):
         return BUSY
     return FAILED

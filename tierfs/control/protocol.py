@@ -416,6 +416,67 @@ class SnapshotDiffReply(msgspec.Struct, kw_only=True):
     changed: int
 
 
+class SnapshotRestoreRequest(msgspec.Struct, kw_only=True):
+    """Make the directory ``path`` what it was in the snapshot ``name``.
+
+    ``backup``: first make a snapshot of what is there now. ``force``: although files below are open for
+    writing, or some cannot be had any more.
+    """
+
+    path: bytes = b""
+    name: bytes
+    backup: bool = True
+    force: bool = False
+
+
+class MissingFile(msgspec.Struct, kw_only=True):
+    """What a snapshot shows and nobody can have any more."""
+
+    path: str
+    reason: str
+
+
+class SnapshotRestoreReply(msgspec.Struct, kw_only=True):
+    """``backup``: the snapshot of what was there before; None: nothing differed, or none was wanted.
+
+    ``entries``: looked at. ``made``, ``replaced``, ``removed``: names; ``changed``: attributes of what
+    stayed. ``atomic``: all of it became visible at one moment.
+    """
+
+    path: str
+    name: str
+    backup: str | None = None
+    entries: int = 0
+    made: int = 0
+    replaced: int = 0
+    removed: int = 0
+    changed: int = 0
+    atomic: bool = True
+    missing: list[MissingFile] = []
+    missing_count: int = 0
+    elapsed_s: float = 0.0
+
+
+class SnapshotCloneRequest(msgspec.Struct, kw_only=True):
+    """Make a writable copy of a snapshot, or of the directory ``below`` in it, at ``path``."""
+
+    name: bytes
+    below: bytes = b""
+    path: bytes
+    force: bool = False
+
+
+class SnapshotCloneReply(msgspec.Struct, kw_only=True):
+    """``entries``: made."""
+
+    path: str
+    name: str
+    entries: int = 0
+    missing: list[MissingFile] = []
+    missing_count: int = 0
+    elapsed_s: float = 0.0
+
+
 class UpgradeRequest(msgspec.Struct, kw_only=True):
     """Make room for another engine, with the code that is installed now. Native front only."""
 
@@ -545,4 +606,6 @@ OPERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
     "snapshot-list": (SnapshotListRequest, SnapshotListReply),
     "snapshot-delete": (SnapshotDeleteRequest, SnapshotDeleteReply),
     "snapshot-diff": (SnapshotDiffRequest, SnapshotDiffReply),
+    "snapshot-restore": (SnapshotRestoreRequest, SnapshotRestoreReply),
+    "snapshot-clone": (SnapshotCloneRequest, SnapshotCloneReply),
 }

@@ -19,6 +19,7 @@ from tierfs.fs.kernel import KernelCaches
 from tierfs.namespace import tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.listing import Invalidation
+from tierfs.namespace.transaction import WriteTransaction
 from tierfs.writeback.content import ContentTable
 
 log = structlog.get_logger(__name__)
@@ -45,6 +46,14 @@ class RemoteChanges:
         if self._gone:
             self._wake.set()
 
+    async def settle(self, changes: Sequence[Invalidation]) -> None:
+        """The same for names that the engine itself has changed, many at a time: they are dropped at once."""
+        for change in changes:
+            self._kernel.entry_gone(change.parent_ino, change.name)
+        idle = [ino for ino in {change.old_ino for change in changes} - {0} if await self._give_up(ino)]
+        if idle:
+            await self._db.commit(partial(_reap_all, inos=idle))
+
     async def run(self) -> None:
         """Drop inodes without a name until cancelled."""
         while True:
@@ -58,15 +67,24 @@ class RemoteChanges:
                     log.exception("unexpected exception while dropping an inode", ino=ino)
 
     async def _drop(self, ino: int) -> None:
+        if await self._give_up(ino):
+            await self._db.commit(partial(tree.reap, ino=ino))
+
+    async def _give_up(self, ino: int) -> bool:
+        """Drop the bytes of an inode without a name. True: nobody uses it, it can be reaped."""
         with self._db.read() as txn:
             try:
                 inode = tree.get(txn, ino)
             except NotFound:
-                return
+                return False
         if inode.nlink and not inode.is_dir:
-            return
+            return False
         if inode.is_regular and self.keep(ino):
-            return
+            return False
         await self._contents.drop_unlinked(inode)
-        if self._contents.peek(ino) is None:
-            await self._db.commit(partial(tree.reap, ino=ino))
+        return self._contents.peek(ino) is None
+
+
+def _reap_all(txn: WriteTransaction, inos: Sequence[int]) -> None:
+    for ino in inos:
+        tree.reap(txn, ino)

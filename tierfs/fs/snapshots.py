@@ -87,7 +87,7 @@ class Snapshots:
     def lookup(self, parent: int, name: bytes) -> Inode:
         """Raises ``NotFound``."""
         with self._db.read() as txn:
-            if parent == ROOT_INO and snapshots.any_left(txn):
+            if parent == ROOT_INO and snapshots.any_visible(txn):
                 return self._directory(txn, TOP_INO)
             if parent == TOP_INO and name == LIST_NAME:
                 return self._directory(txn, LIST_INO)
@@ -147,7 +147,7 @@ class Snapshots:
             if ino == TOP_INO:
                 return [] if after_cookie else [(LIST_NAME, 1, self._directory(txn, LIST_INO))]
             if ino == LIST_INO:
-                rows = [row for row in snapshots.every(txn) if row.epoch > after_cookie]
+                rows = [row for row in snapshots.visible(txn) if row.epoch > after_cookie]
                 return [(row.name, row.epoch, self._root(txn, row)) for row in rows[:PAGE]]
             row, number = self._locate(txn, ino)
             found = past.readdir(txn, row, number, after_cookie, PAGE)
@@ -268,7 +268,7 @@ class Snapshots:
         )
 
     def _directory(self, txn: ReadTransaction, ino: int) -> Inode:
-        rows = snapshots.every(txn)
+        rows = snapshots.visible(txn)
         time_ns = rows[-1].created_ns if rows else 0
         below = len(rows) if ino == LIST_INO else 1
         return Inode(

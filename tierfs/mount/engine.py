@@ -30,6 +30,7 @@ from tierfs.mount.checkpoints import CheckpointHandlers
 from tierfs.mount.front import NAMES_FD, Front, NativeFront, PythonFront
 from tierfs.mount.handlers import Handlers
 from tierfs.mount.parts import Parts, open_parts
+from tierfs.mount.rebuilds import RebuildHandlers
 from tierfs.mount.recovery import recover, restore_handles
 from tierfs.mount.snapshots import SnapshotHandlers
 from tierfs.namespace import repeats
@@ -130,7 +131,9 @@ class Engine:
             server = ControlServer(Path(record.socket_path), owner_uid=os.getuid())
             Handlers(parts, self, nursery).register(server)
             CheckpointHandlers(parts, nursery).register(server)
-            SnapshotHandlers(parts).register(server)
+            snapshot_handlers = SnapshotHandlers(parts)
+            snapshot_handlers.register(server)
+            RebuildHandlers(parts, snapshot_handlers).register(server)
             await nursery.start(server.serve)
             if self._settings.metrics_address:
                 await nursery.start(parts.serve_metrics, self._settings.metrics_address)

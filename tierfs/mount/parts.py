@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -28,6 +29,7 @@ from tierfs.fs.remote import RemoteChanges
 from tierfs.fs.services import Services
 from tierfs.fs.snapshots import Snapshots
 from tierfs.metrics import Metrics
+from tierfs.mount.rebuilder import Rebuilder, settle_loan
 from tierfs.namespace import publish, records, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.refresh import Refresher
@@ -92,6 +94,7 @@ class Parts:
     readahead: ReadAheadTable
     kernel: KernelCaches
     remote: RemoteChanges
+    rebuilder: Rebuilder
     services: Services
     started_ns: int
     replicator: Replicator | None = None
@@ -114,6 +117,7 @@ class Parts:
         nursery.start_soon(self.readahead.run)
         if not self.settings.read_only:
             nursery.start_soon(self.preserver.run)
+            nursery.start_soon(self.rebuilder.run)
         nursery.start_soon(self.remote.run)
         nursery.start_soon(self.services.interrupts.run)
         if self.replicator is not None:
@@ -238,6 +242,9 @@ async def open_parts(
         now_ns=stamp_ns,
         store_space=_space_of(settings),
     )
+    rebuilder = Rebuilder(db, publisher, contents, remote, kernel, settings, now_ns)
+    publisher.announces = rebuilder.is_announcing
+    contents.settle_loan = partial(settle_loan, db, publisher, now_ns)
     deletions.is_read, parking.is_read = services.is_read, services.is_read_from_store
     remote.keep = services.keep_orphan
     return Parts(
@@ -258,6 +265,7 @@ async def open_parts(
         readahead=readahead,
         kernel=kernel,
         remote=remote,
+        rebuilder=rebuilder,
         services=services,
         started_ns=now_ns(),
         replicator=await _open_replicator(settings, stack, db, contents, publisher),

@@ -36,7 +36,7 @@ class SnapshotHandlers:
     async def create(self, request: p.SnapshotCreateRequest, report: Report) -> p.SnapshotCreateReply:
         """Bring what was written to the store, hold requests that change it back, commit one transaction."""
         parts = self._parts
-        self._check_writable()
+        self.check_writable()
         snapshots.check_name(request.name)
         root = await self._resolve(request.path)
         if not root.is_dir:
@@ -53,7 +53,7 @@ class SnapshotHandlers:
             async with parts.preserver.standing_still():
                 # What open files have not told yet belongs to the moment as well.
                 parts.services.settle()
-                await self._save_open_files()
+                await self.save_open_files()
                 started = time.perf_counter()
                 row = await parts.db.commit(
                     lambda txn: snapshots.create(txn, request.name, root.ino, now_ns=time.time_ns()),
@@ -70,7 +70,7 @@ class SnapshotHandlers:
 
     async def list_all(self, request: p.SnapshotListRequest, report: Report) -> p.SnapshotListReply:
         with self._parts.db.read() as txn:
-            rows = snapshots.every(txn)
+            rows = snapshots.visible(txn)
             kept = txn.entries(txn.tables.kept)
             sweeping = txn.get(schema.META_SWEEP, None, txn.tables.meta) is not None
         return p.SnapshotListReply(
@@ -78,7 +78,7 @@ class SnapshotHandlers:
         )
 
     async def delete(self, request: p.SnapshotDeleteRequest, report: Report) -> p.SnapshotDeleteReply:
-        self._check_writable()
+        self.check_writable()
         row = await self._parts.db.commit(lambda txn: snapshots.delete(txn, request.name), durable=True)
         self._parts.kernel.entry_gone(LIST_INO, row.name)
         self._parts.preserver.note_deleted()
@@ -89,7 +89,7 @@ class SnapshotHandlers:
         with self._parts.db.read() as txn:
             old = snapshots.find(txn, request.name)
             new = snapshots.find(txn, request.other) if request.other is not None else None
-        await self._save_open_files()
+        await self.save_open_files()
         found: list[p.Difference] = []
         counts = {"added": 0, "removed": 0, "changed": 0}
 
@@ -105,7 +105,7 @@ class SnapshotHandlers:
 
     # -- private ---------------------------------------------------------------------------------------
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
         if self._parts.settings.read_only:
             raise ReadOnly("mounted read-only")
 
@@ -129,7 +129,7 @@ class SnapshotHandlers:
                 continue
             with parts.db.read() as txn:
                 try:
-                    below = _is_below(tree.path_of(txn, content.ino), path)
+                    below = is_below(tree.path_of(txn, content.ino), path)
                 except TierfsError:
                     continue
             if below:
@@ -152,7 +152,7 @@ class SnapshotHandlers:
             )
         return stored
 
-    async def _save_open_files(self) -> None:
+    async def save_open_files(self) -> None:
         for handle in self._parts.services.handles.files():
             self._parts.contents.notice_direct_writes(handle.content)
             await self._parts.contents.save(handle.content)
@@ -170,5 +170,5 @@ class SnapshotHandlers:
         )
 
 
-def _is_below(path: bytes, above: bytes) -> bool:
+def is_below(path: bytes, above: bytes) -> bool:
     return not above or path == above or path.startswith(above + b"/")

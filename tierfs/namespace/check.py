@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from tierfs.errors import DamagedRecord, NotFound
-from tierfs.namespace import objects, past, publish, records, schema, snapshots
+from tierfs.namespace import loans, objects, past, publish, records, schema, snapshots
 from tierfs.namespace.schema import DIRENT, DIRSEQ, unpack_u64
 from tierfs.namespace.transaction import ReadTransaction
 from tierfs.types import ROOT_INO, Inode
@@ -32,6 +32,7 @@ def problems(txn: ReadTransaction) -> Iterator[str]:
         _check_object_keys(txn),
         _check_dirty(txn),
         _check_snapshots(txn),
+        _check_loans(txn),
     )
 
 
@@ -109,11 +110,14 @@ def _check_links(txn: ReadTransaction, inode: Inode) -> Iterator[str]:
     below = sum(1 for *_, kind in records.iter_entries(txn, ino) if kind == stat.S_IFDIR)
     if inode.nlink and inode.nlink != 2 + below:
         yield f"directory {ino}: link count {inode.nlink}, but {below} directories in it"
-    if names != (1 if inode.nlink and ino != ROOT_INO else 0):
+    # A clone that is being made has no name yet.
+    tops = [ROOT_INO, *(job.target_ino for job in snapshots.jobs(txn) if job.is_clone)]
+    is_hidden = not names and ino in tops
+    if names != (1 if inode.nlink and ino != ROOT_INO and not is_hidden else 0):
         yield f"directory {ino}: {names} names"
     elif inode.nlink:
         try:
-            if not records.is_ancestor(txn, ROOT_INO, ino):
+            if not any(records.is_ancestor(txn, top, ino) for top in tops):
                 yield f"directory {ino}: not below the root"
         except DamagedRecord as error:
             yield f"directory {ino}: {error}"
@@ -214,6 +218,27 @@ def _check_snapshots(txn: ReadTransaction) -> Iterator[str]:
     for key, _ in _rows(txn, txn.tables.oldkey):
         if not txn.get(key[-16:], b"", txn.tables.oldobject):
             yield f"table oldkey: inode {unpack_u64(key[-16:-8])[0]} has no such old object row"
+
+
+def _check_loans(txn: ReadTransaction) -> Iterator[str]:
+    table = txn.tables.loan
+    if table is None:
+        return
+    for key, value in _rows(txn, table):
+        if key[:1] == b"e":
+            epoch, ino = schema.U64_PAIR.unpack(key[1:])
+            known = loans.loan_of(txn, ino)
+            if known is None or known.epoch != epoch:
+                yield f"inode {ino}: has no loan from snapshot {epoch}, which says so"
+            continue
+        ino, loan = unpack_u64(key[1:])[0], schema.decode_loan(value)
+        if txn.get(b"e" + schema.pack_u64_pair(loan.epoch, ino), None, table) is None:
+            yield f"inode {ino}: snapshot {loan.epoch} does not know of its loan"
+        if snapshots.find_kept(txn, loan.epoch) is None:
+            yield f"inode {ino}: its bytes are on loan from snapshot {loan.epoch}, which is gone"
+        inode = _inode(txn, ino)
+        if inode is None or not inode.is_regular:
+            yield f"inode {ino}: bytes are on loan to it, but it is no regular file"
 
 
 def _rows(txn: ReadTransaction, table: object) -> Iterator[tuple[bytes, bytes]]:

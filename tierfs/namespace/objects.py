@@ -17,7 +17,7 @@ from tierfs.namespace.schema import ObjectRow, pack_u64, unpack_u64
 from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.store.base import MAX_KEY_BYTES
 from tierfs.store.keys import decode_key, encode_path, key_size_bytes
-from tierfs.types import NO_CONTENT, ROOT_INO, Inode, ObjectRef
+from tierfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from tierfs.namespace.db import Database
@@ -91,16 +91,6 @@ def object_of(txn: ReadTransaction, ino: int) -> ObjectRow | None:
         return schema.decode_object(raw)
     except msgspec.DecodeError as error:
         raise DamagedRecord(f"table object, key {ino}: {error}") from None
-
-
-def ref_of(txn: ReadTransaction, inode: Inode) -> ObjectRef | None:
-    """Where the bytes of a regular file are in the bucket; None if only we have them, or there are none."""
-    if inode.flags & schema.DATA_LOCAL or inode.content_id == NO_CONTENT:
-        return None
-    row = object_of(txn, inode.ino)
-    if row is None:
-        return None
-    return ObjectRef(inode.content_id, row.key, row.etag, row.size_bytes, row.version_id)
 
 
 def owner_of_key(txn: ReadTransaction, key: str) -> int | None:

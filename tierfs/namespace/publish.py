@@ -29,7 +29,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tierfs.errors import DamagedRecord
-from tierfs.namespace import records, schema
+from tierfs.namespace import loans, records, schema
+from tierfs.namespace.loans import ref_of as ref_of
 from tierfs.namespace.moved import MoveCursor as MoveCursor
 from tierfs.namespace.moved import is_prefix_needed as is_prefix_needed
 from tierfs.namespace.moved import next_moved_children as next_moved_children
@@ -46,7 +47,6 @@ from tierfs.namespace.objects import object_of as object_of
 from tierfs.namespace.objects import owner_of_key as owner_of_key
 from tierfs.namespace.objects import parked_key as parked_key
 from tierfs.namespace.objects import put_object_row as put_object_row
-from tierfs.namespace.objects import ref_of as ref_of
 from tierfs.namespace.schema import DirtyRow as DirtyRow
 from tierfs.namespace.schema import DoomedRow as DoomedRow
 from tierfs.namespace.schema import ObjectRow as ObjectRow
@@ -99,6 +99,7 @@ def set_object(
         if owner is not None and owner != ino:
             _take_key(txn, owner, key, now_ns)
     put_object_row(txn, ino, row)
+    loans.give_back(txn, ino)
     wanted = key_of(txn, ino)
     for key, _ in row.all_keys():
         txn.delete(schema.doomed_table_key(key, False), tables.doomed)

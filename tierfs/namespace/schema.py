@@ -36,6 +36,12 @@ oldxattr   ino (8), epoch (8)                            all of them (msgpack ma
 oldlink    ino (8)                                       the target
 kept       digest of an object key, NUL, digest of       ``KeptRow`` (msgpack array): where a copy is of what
            its ETag (16)                                 an object was
+loan       "i", ino (8)                                  ``LoanRow`` (msgpack array): whose bytes, in which
+                                                         snapshot, are the ones of that inode
+loan       "e", epoch (8), ino (8)                       empty: the same, by snapshot
+job        "j", number (8)                               ``JobRow`` (msgpack array)
+job        "l", number (8), ino (8)                      ino (8): what stands for a hard-linked inode of the
+                                                         snapshot in what the job makes
 =========  ============================================  =================================================
 
 The C view. Offsets in bytes; every field is naturally aligned and there is no implicit padding::
@@ -88,9 +94,12 @@ from tierfs.namespace.transaction import META_FRONTIER as META_FRONTIER
 from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
 from tierfs.types import Inode, ObjectInfo
 
-FORMAT_VERSION = 3
-"""The newest format that is understood: a database in which a snapshot was made. An older tierfs would change
-records without keeping what they were."""
+FORMAT_VERSION = 4
+"""The newest format that is understood: a database in which a snapshot was restored or cloned. An older
+tierfs would not know where the bytes of such files are."""
+SNAPSHOT_FORMAT = 3
+"""The format of a database in which a snapshot was made. An older tierfs would change records without keeping
+what they were."""
 OLDEST_FORMAT = 2
 """The format of a database in which none was ever made."""
 
@@ -228,7 +237,10 @@ class DoomedRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, array_like=True):
-    """``limit``: numbers from there on had not been given out. ``path``: of the directory at that time."""
+    """``limit``: numbers from there on had not been given out. ``path``: of the directory at that time.
+
+    ``is_deleted``: nobody sees it any more, but files that were made from it have their bytes there.
+    """
 
     epoch: int
     name: bytes
@@ -236,6 +248,42 @@ class SnapshotRow(msgspec.Struct, frozen=True, array_like=True):
     limit: int
     created_ns: int
     path: bytes
+    is_deleted: bool = False
+
+
+class LoanRow(msgspec.Struct, frozen=True, array_like=True):
+    """The bytes of an inode that has no object yet are those of ``ino`` in the snapshot ``epoch``."""
+
+    epoch: int
+    ino: int
+
+
+class JobRow(msgspec.Struct, frozen=True, array_like=True):
+    """A directory is being made what ``source_ino`` is in the snapshot ``epoch``.
+
+    ``is_clone``: ``target_ino`` has no name until it is complete; then it is ``name`` in ``parent_ino``.
+    ``phase``: ``JOB_BUILDS`` and so on. ``last_ino``: no inode after that was made by the job.
+    """
+
+    number: int
+    is_clone: bool
+    epoch: int
+    source_ino: int
+    target_ino: int
+    path: bytes
+    started_ns: int
+    phase: int = 0
+    parent_ino: int = 0
+    name: bytes = b""
+    last_ino: int = 0
+    forced: bool = False
+
+
+JOB_BUILDS = 0
+JOB_ANNOUNCES = 1
+"""A clone that has its name: what is in it is marked, to be published."""
+JOB_DISCARDS = 2
+"""A clone that cannot get its name goes."""
 
 
 class KeptRow(msgspec.Struct, frozen=True, array_like=True):
@@ -260,6 +308,8 @@ decode_dirty = msgspec.msgpack.Decoder(DirtyRow).decode
 decode_doomed = msgspec.msgpack.Decoder(DoomedRow).decode
 decode_snapshot = msgspec.msgpack.Decoder(SnapshotRow).decode
 decode_kept = msgspec.msgpack.Decoder(KeptRow).decode
+decode_loan = msgspec.msgpack.Decoder(LoanRow).decode
+decode_job = msgspec.msgpack.Decoder(JobRow).decode
 decode_xattrs = msgspec.msgpack.Decoder(dict[bytes, bytes]).decode
 
 # A key longer than this is cut and gets a digest, so that LMDB's limit of 511 bytes holds and a range scan

@@ -39,6 +39,8 @@ HISTORY_TABLES = (
     "oldxattr",
     "oldlink",
     "kept",
+    "loan",
+    "job",
 )
 """What snapshots need. None of them is looked at before there is one; a database that was opened read-only
 may lack them."""
@@ -74,6 +76,8 @@ class Tables:
     oldxattr: Any
     oldlink: Any
     kept: Any
+    loan: Any
+    job: Any
     prefix: str
     """Key of the mount's root in the bucket: empty, or ending in ``/``."""
     ttl_ns: int

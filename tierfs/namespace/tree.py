@@ -26,7 +26,7 @@ from tierfs.errors import (
     NotPermitted,
     TooManyLinks,
 )
-from tierfs.namespace import publish, records, schema
+from tierfs.namespace import loans, publish, records, schema
 from tierfs.namespace.history import keep_target
 from tierfs.namespace.names import check_name, drop_name, get_entry, keep_directory, touch_directory
 from tierfs.namespace.records import names_of as names_of
@@ -371,6 +371,7 @@ def reap(txn: WriteTransaction, ino: int) -> Inode | None:
     keep_target(txn, ino)
     txn.delete(pack_u64(ino), tables.symlink)
     txn.delete(pack_u64(ino), tables.object)
+    loans.give_back(txn, ino)
     if inode.flags & schema.HAS_XATTR:
         remove_all_xattrs(txn, ino)
     return inode

@@ -24,8 +24,8 @@ from tierfs.cache.live import LiveFile
 from tierfs.cache.reading import Place
 from tierfs.cache.residency import Cache
 from tierfs.cache.staging import Staging
-from tierfs.errors import NotFound, ObjectTooLarge, TierFailed
-from tierfs.namespace import publish, schema, tree
+from tierfs.errors import NotFound, ObjectTooLarge, TierFailed, TierfsError
+from tierfs.namespace import loans, publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import MAX_OBJECT_BYTES
@@ -125,6 +125,9 @@ class ContentTable:
         """Inodes whose staging file is being opened or closed right now."""
         self.before_look: Callable[[], None] = _nothing
         """Takes in what happened on another thread; called before anybody looks for contents in use."""
+        self.settle_loan: Callable[[int], Awaitable[None]] = _idle
+        """Awaited with an inode whose bytes are on loan (``namespace.loans``) before they change: gets it an
+        object of its own, if the store can be reached."""
         self.on_idle: Callable[[int], Awaitable[None]] = _idle
         """Awaited with an inode without a name whose last user has left."""
 
@@ -322,6 +325,9 @@ class ContentTable:
 
     async def _begin_write(self, content: FileContent, *, keep: bool) -> None:
         """Make ``content`` local. With ``keep`` the bytes it has now stay readable in the new copy."""
+        if keep and content.ref is not None and self._is_on_loan(content.ino):
+            with suppress(TierfsError):
+                await self.settle_loan(content.ino)
         async with content.lock:
             if content.staging is not None:
                 return
@@ -338,6 +344,10 @@ class ContentTable:
             else:
                 staging = await self._cache.create_staging(new_id)
             try:
+                if staging.base is not None and self._is_on_loan(content.ino):
+                    # Nobody tells who changes bytes when the object that lends them moves.
+                    await staging.fill()
+                    await staging.sync()
                 await self._db.commit(lambda txn: self._record_local(txn, content, new_id))
             except BaseException:
                 with trio.CancelScope(shield=True):
@@ -347,6 +357,10 @@ class ContentTable:
             content.local, content.ref = True, None
             if old_id != NO_CONTENT and not (keep and old_ref is not None):
                 await self._cache.forget(old_id)
+
+    def _is_on_loan(self, ino: int) -> bool:
+        with self._db.read() as txn:
+            return loans.loan_of(txn, ino) is not None
 
     def _record_local(self, txn: WriteTransaction, content: FileContent, new_id: ContentId) -> None:
         now_ns = self._now_ns()

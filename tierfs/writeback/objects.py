@@ -23,7 +23,7 @@ import trio
 from tierfs.cache.residency import Cache
 from tierfs.cache.staging import Staging
 from tierfs.errors import ObjectNotFound, PreconditionFailed, StoreError, TierFailed, TierfsError
-from tierfs.namespace import publish, schema, tree
+from tierfs.namespace import loans, publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.metadata import metadata_of
 from tierfs.namespace.transaction import WriteTransaction
@@ -55,6 +55,8 @@ class _State:
     inode: Inode
     row: schema.DirtyRow
     current: schema.ObjectRow | None
+    is_on_loan: bool
+    """Its bytes are those of a file in a snapshot."""
 
     @property
     def has_all_bytes(self) -> bool:
@@ -117,13 +119,16 @@ class ObjectWriter:
             row = publish.dirty_row(txn, ino)
             if row is None or publish.key_of(txn, ino) != keys:
                 raise NotYet(f"{keys[0]}: renamed meanwhile")
-            return _State(tree.get(txn, ino), row, publish.object_of(txn, ino))
+            is_on_loan = loans.loan_of(txn, ino) is not None
+            return _State(tree.get(txn, ino), row, publish.object_of(txn, ino), is_on_loan)
 
     async def _publish_settled(self, ino: int, keys: list[str]) -> None:
         """What has no bytes that only we have: move it, re-label it, or put what the namespace knows."""
         state = self._state(ino, keys)
         inode, current = state.inode, state.current
-        if inode.is_regular and inode.size_bytes and not state.has_all_bytes:
+        if current is None and state.is_on_loan:
+            info = await self._copy_loan(inode, keys[0])
+        elif inode.is_regular and inode.size_bytes and not state.has_all_bytes:
             info = await self._put_cached(inode, keys[0])
         elif current is None:
             info = await self._put_known(inode, keys[0])
@@ -340,6 +345,23 @@ class ObjectWriter:
                 raise
         # The answer to an earlier attempt, which gave it this version, was lost in a crash.
         return await self._copy_from(found, inode, key)
+
+    async def _copy_loan(self, inode: Inode, key: str) -> ObjectInfo:
+        """Copy bytes on loan, on the server, from wherever they are now."""
+        failed: ObjectInfo | None = None
+        while True:
+            with self._db.read() as txn:
+                source = loans.source_of(txn, inode.ino)
+            if source is None or source == failed:
+                break
+            try:
+                return await self._copy_from(source, inode, key)
+            except (PreconditionFailed, ObjectNotFound):
+                failed = source  # unless it has been moved, or kept, just now, others have replaced it
+        if self._cache.is_complete(inode.content_id):
+            return await self._put_cached(inode, key)
+        where = "" if source is None else f": {source.key} was replaced or removed in the bucket by others"
+        raise StoreError(f"{key}: its bytes, as a snapshot had them, are gone{where}")
 
     async def _copy_from(self, source: ObjectInfo, inode: Inode, key: str) -> ObjectInfo:
         tag = self._tag(inode.content_id)

@@ -40,6 +40,7 @@ LONGEST_PATIENCE_S = 600.0
 PAUSE_S = 1.0
 SWEEP_ROWS = 500
 SWEEP_RETRY_S = 5.0
+SWEEP_LOOK_S = 10.0
 
 
 class Preserver:
@@ -194,7 +195,9 @@ class Preserver:
                 log.exception("old records of snapshots were not taken away; will be tried again")
                 await trio.sleep(SWEEP_RETRY_S)
                 continue
-            await self._sweep.wait()
+            # Also the last file that had its bytes in a deleted snapshot may have let it go.
+            with trio.move_on_after(SWEEP_LOOK_S):
+                await self._sweep.wait()
 
     async def _sweep_all(self) -> None:
         with self._db.read() as txn:

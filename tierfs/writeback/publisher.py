@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,8 @@ SCAN_BATCH = 1000
 LOOK_S = 0.5
 LOOK_SHARE = 10.0
 """Who waits for the backlog walks it this seldom: not more often, and for a tenth of the time at most."""
+MOST_QUEUED = 10_000
+"""Of many that are announced together no more wait in memory; the others are found in the namespace."""
 _published_here: ContextVar[int | None] = ContextVar("published_here", default=None)
 """The inode that this task publishes."""
 BURST_WINDOW_S = 0.25
@@ -122,6 +124,10 @@ class Publisher:
         self.on_changed: Callable[[int], None] = lambda ino: None
         """Called with an inode that was announced, or whose publication has ended."""
         self.on_deletion: Callable[[], None] = lambda: None
+        self._left_out_after: int | None = None
+        """Inodes behind that number may not be in the queue although they are dirty; None: all are."""
+        self.announces: Callable[[], bool] = lambda: False
+        """Whether something is still being announced, inode by inode, that a drain has to wait for."""
         self._hurried_by = 0
         """How many wait for the backlog, so that nothing is held back."""
         self.holds: Callable[[int], bool] = lambda ino: False
@@ -153,6 +159,14 @@ class Publisher:
         """``ino`` has to be published soon: somebody waits for it."""
         self.note(ino, 0.0)
 
+    def note_many(self, inos: Iterable[int]) -> None:
+        """All of these, which have dirty rows, have to be published; perhaps there are many more to come."""
+        for ino in inos:
+            if len(self._due_at) >= MOST_QUEUED:
+                self._left_out_after = 0
+                return
+            self.note(ino)
+
     def note_deletion(self) -> None:
         """A key has been doomed; it goes after the upload delay."""
         self._deletions.note(self._settings.upload_delay_s)
@@ -171,6 +185,8 @@ class Publisher:
         rescan_at = trio.current_time() + RESCAN_S
         while True:
             self._wake = trio.Event()
+            if self._left_out_after is not None and len(self._due_at) < SCAN_BATCH:
+                self._note_left_out(self._left_out_after)
             pause = min(self._start_due(nursery), RESCAN_S)
             self._looks_at = trio.current_time() + pause
             with trio.move_on_after(pause):
@@ -203,6 +219,14 @@ class Publisher:
         """Rows that nobody announced, one batch: marks made as a side effect of another change."""
         with self._db.read() as txn:
             rows = publish.dirty_entries(txn, limit=SCAN_BATCH)
+        for row in rows:
+            if not self._backlog.is_kept_for_readers(row):
+                self._note_unless_known(row.ino)
+
+    def _note_left_out(self, after: int) -> None:
+        with self._db.read() as txn:
+            rows = publish.dirty_entries(txn, after, SCAN_BATCH)
+        self._left_out_after = rows[-1].ino if len(rows) == SCAN_BATCH else None
         for row in rows:
             if not self._backlog.is_kept_for_readers(row):
                 self._note_unless_known(row.ino)
@@ -401,6 +425,9 @@ class Publisher:
         sweeps = Sweeps(self._deletions)
         look_at = 0.0
         while True:
+            if self.announces() and (awaited.later or not awaited.has_looked):
+                await trio.sleep(RETRY_SOON_S)
+                continue
             event = self._progress
             for ino in self._backlog.take_in(awaited, self._attempts_of):
                 self._note_unless_known(ino)

@@ -17,7 +17,7 @@
 #error "records are little endian, and are used without conversion"
 #endif
 
-#define TIERFS_FORMAT_VERSION 3
+#define TIERFS_FORMAT_VERSION 4
 /* What snapshots add to it are tables of their own. */
 #define TIERFS_OLDEST_FORMAT_VERSION 2
 /* In the number of every inode below .tierfs/snapshots/, which only the engine knows. */
