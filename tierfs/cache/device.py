@@ -257,6 +257,14 @@ def close_and_look_for_writers(fd: int | None, path: str) -> bool:
     return False
 
 
+def read_alone(fd: int) -> None:
+    """The kernel reads what is asked for, and not what lies beside: that is of other contents.
+
+    What is in the page cache is believed. Never blocks.
+    """
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 def unlink_if_there(path: str) -> None:
     try:
         os.unlink(path)
@@ -269,12 +277,13 @@ class OpenFiles(Generic[K]):
 
     4,000 open handles of an application cost no descriptor here; only recent reads and writes do. A
     descriptor that a worker thread uses is held, and closed when given back if it fell out meanwhile.
-    ``never_blocks``: on this file system ``open`` needs no device (tmpfs).
+    ``never_blocks``: on this file system ``open`` needs no device (tmpfs). ``shared``: see ``read_alone``.
     """
 
     def __init__(self, path_of: Callable[[K], str], *, write: bool = False, limit: int = 512,
-                 never_blocks: bool = False) -> None:
+                 never_blocks: bool = False, shared: bool = False) -> None:
         self._path_of = path_of
+        self._shared = shared
         self._flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
         self._how = _OpenHow(self._flags, 0, _RESOLVE_CACHED)
         self._limit = limit
@@ -300,6 +309,8 @@ class OpenFiles(Generic[K]):
                 fd = self._open_cached(path)
                 if fd is None:
                     return None
+            if self._shared:
+                read_alone(fd)
             self._trim()
         self._open[name] = fd
         return fd

@@ -123,6 +123,12 @@ class Evictor:
             else:
                 return True
 
+    def has_room(self, nbytes: int) -> bool:
+        """That many more bytes fit, and nothing has to go or to be waited for."""
+        ledger = self._tier.ledger
+        ledger.fit_policy()
+        return ledger.excess_bytes + nbytes <= 0 and ledger.used_bytes + nbytes <= ledger.limit_bytes
+
     def _choose(self, wanted_bytes: int, needed_bytes: int) -> list[Unit]:
         """Idle units that free ``wanted_bytes``, or at least ``needed_bytes``; else none at all."""
         tier, policy = self._tier, self._tier.ledger.policy

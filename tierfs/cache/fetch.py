@@ -15,21 +15,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import trio
 
 from tierfs.cache import blocks, record
 from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
 from tierfs.cache.fill import Fill
+from tierfs.cache.getting import Got, NativeGets
 from tierfs.cache.health import is_no_space
 from tierfs.cache.memory import ByteBudget, TransitBuffer
 from tierfs.cache.receive import receive
+from tierfs.cache.segments import PACKED_BYTES
 from tierfs.cache.tier import Tier
 from tierfs.errors import ObjectNotFound, PreconditionFailed, ShortBody, StaleContent, TierfsError
 from tierfs.log import get_logger
 from tierfs.metrics import Metrics
 from tierfs.store.base import ObjectStore
 from tierfs.store.body import Body
+from tierfs.store.prepared import way_of
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 _log = get_logger(__name__)
@@ -88,6 +92,7 @@ class Fetcher:
         self._slots = concurrency
         self._prefetch_slots = max(1, int(concurrency * _PREFETCH_SHARE))
         self._threads = trio.CapacityLimiter(concurrency)
+        self._native = NativeGets(way_of(store), threads=concurrency)
         self.budget = ByteBudget(max(BLOCK_SIZE_BYTES, memory_budget_bytes // 2))
         self.transit = TransitBuffer(memory_budget_bytes // 2)
         self._demand: deque[Fetch] = deque()
@@ -97,6 +102,7 @@ class Fetcher:
         self._active = 0
         self._active_prefetch = 0
         self._nursery: trio.Nursery | None = None
+        self._closed = False
         self._fetched = metrics.counter("tierfs_fetched_bytes_total", "Bytes read from the store.")
         self._requests = metrics.counter("tierfs_fetch_requests_total", "Requests that read object data.")
         self._failures = metrics.counter("tierfs_fetch_failures_total", "Such requests that failed.")
@@ -109,6 +115,18 @@ class Fetcher:
     def start(self, nursery: trio.Nursery) -> None:
         """Where the fetches run."""
         self._nursery = nursery
+        self._native.start(nursery)
+
+    async def close(self) -> None:
+        """When this returns, C writes into no tier any more, and everybody who waits has been told."""
+        self._closed = True
+        for fetch in (*self._demand, *self._prefetch):
+            fetch.error = _closing(fetch)
+            self._forget(fetch)
+            fetch.done.set()
+        self._demand.clear()
+        self._prefetch.clear()
+        await self._native.close()
 
     @property
     def concurrency(self) -> int:
@@ -164,7 +182,7 @@ class Fetcher:
     def _pump(self) -> None:
         """Start what may start."""
         assert self._nursery is not None
-        while self._active < self._slots:
+        while self._active < self._slots and not self._closed:
             if self._demand:
                 fetch, queue = self._demand[0], self._demand
             elif self._prefetch and self._active_prefetch < self._prefetch_slots:
@@ -180,13 +198,54 @@ class Fetcher:
             fetch.started = True
             self._active += 1
             self._active_prefetch += not fetch.demand
-            self._nursery.start_soon(self._run, fetch)
+            if not self._begin_small(fetch):
+                self._nursery.start_soon(self._run, fetch, not fetch.demand, False)
 
-    async def _run(self, fetch: Fetch) -> None:
-        was_prefetch = not fetch.demand
+    def _begin_small(self, fetch: Fetch) -> bool:
+        """All of a small content, without a task; False: that cannot be."""
+        ref = fetch.ref
+        if fetch.length_bytes != ref.size_bytes or ref.size_bytes > PACKED_BYTES or not fetch.blocks:
+            return False
+        request = self._native.prepare(ref, 0, fetch.length_bytes)
+        tier = next(iter(self._tiers_for(ref, 0, fetch.length_bytes)), None) if request is not None else None
+        fill = tier.reserve_nowait(ref, len(fetch.blocks)) if tier is not None else None
+        if request is None or tier is None or fill is None:
+            return False
+        # Who demands it counts itself as a reader only after this.
+        ended = partial(self._small_ended, fetch, tier, fill, not fetch.demand)
+        if not self._native.begin(request, ref.etag, 0, fetch.length_bytes, fill, ended,
+                                  wants_body=fetch.demand):
+            tier.abandon(fill)
+            return False
+        self._requests.add()
+        return True
+
+    def _small_ended(self, fetch: Fetch, tier: Tier, fill: Fill, was_prefetch: bool, got: Got | None) -> None:
+        if got is None:
+            # Its room is given back: what is tried next finds its own.
+            tier.abandon(fill)
+            if self._closed:
+                fetch.error = _closing(fetch)
+            else:
+                assert self._nursery is not None
+                self._nursery.start_soon(self._run, fetch, was_prefetch, True)
+                return
+        else:
+            fetch.body, sums = got
+            self._fetched.add(fetch.length_bytes)
+            try:
+                fetch.stored = tier.complete(fill, sums)
+            except Exception as error:
+                _log.exception("a fetch failed unexpectedly", key=fetch.ref.key, offset=fetch.offset_bytes)
+                self._failures.add()
+                fetch.error = error
+        self._end(fetch, was_prefetch)
+
+    async def _run(self, fetch: Fetch, was_prefetch: bool, was_tried: bool) -> None:
+        """``was_tried``: by threads in C, in vain."""
         ended = False
         try:
-            await self._bring(fetch)
+            await self._bring(fetch, was_tried)
             ended = True
         except (ObjectNotFound, PreconditionFailed) as error:
             self._failures.add()
@@ -202,21 +261,28 @@ class Fetcher:
             fetch.error = error
         finally:
             if not ended and fetch.error is None:
-                fetch.error = StaleContent(f"{fetch.ref.key}: not fetched, the cache is being closed")
-            for number in fetch.blocks:
-                del self._in_flight[(fetch.ref.content_id, number)]
-            if not fetch.blocks:
-                del self._exact[(fetch.ref.content_id, fetch.offset_bytes, fetch.length_bytes)]
-            self._active -= 1
-            self._active_prefetch -= was_prefetch
-            self.budget.release(fetch.length_bytes)
-            if not fetch.readers:
-                # Whoever holds the object for other reasons must not hold the bytes.
-                fetch.body = None
-            fetch.done.set()
-            self._pump()
+                fetch.error = _closing(fetch)
+            self._end(fetch, was_prefetch)
 
-    async def _bring(self, fetch: Fetch) -> None:
+    def _forget(self, fetch: Fetch) -> None:
+        """Nobody finds it any more."""
+        for number in fetch.blocks:
+            del self._in_flight[(fetch.ref.content_id, number)]
+        if not fetch.blocks:
+            del self._exact[(fetch.ref.content_id, fetch.offset_bytes, fetch.length_bytes)]
+
+    def _end(self, fetch: Fetch, was_prefetch: bool) -> None:
+        self._forget(fetch)
+        self._active -= 1
+        self._active_prefetch -= was_prefetch
+        self.budget.release(fetch.length_bytes)
+        if not fetch.readers:
+            # Whoever holds the object for other reasons must not hold the bytes.
+            fetch.body = None
+        fetch.done.set()
+        self._pump()
+
+    async def _bring(self, fetch: Fetch, was_tried: bool) -> None:
         placed: tuple[Tier, Fill] | None = None
         if fetch.blocks:
             placed = await self._reserve(fetch)
@@ -224,8 +290,7 @@ class Fetcher:
         self._requests.add()
         stored = False
         try:
-            body, sums, error = await trio.to_thread.run_sync(
-                self._get_and_store, fetch, fill, limiter=self._threads, abandon_on_cancel=True)
+            body, sums, error = await self._get(fetch, fill, in_c=not was_tried)
             if tier is not None and fill is not None:
                 if error is not None and body is not None:
                     error = await self._write_again(tier, fill, body, error)
@@ -247,6 +312,18 @@ class Fetcher:
             if fill is not None:
                 return tier, fill
         return None
+
+    async def _get(self, fetch: Fetch, fill: Fill | None, *, in_c: bool
+                   ) -> tuple[bytes | None, bytes, OSError | None]:
+        """(body, checksums, what went wrong with the tier). No body: the tier has it."""
+        if fill is not None and in_c:
+            wants_body = fetch.length_bytes < STREAMED_BYTES and fetch.readers > 0
+            found = await self._native.get(fetch.ref, fetch.offset_bytes, fetch.length_bytes, fill,
+                                           wants_body=wants_body)
+            if found is not None:
+                return *found, None
+        return await trio.to_thread.run_sync(self._get_and_store, fetch, fill, limiter=self._threads,
+                                             abandon_on_cancel=True)
 
     def _get_and_store(self, fetch: Fetch, fill: Fill | None) -> tuple[bytes | None, bytes, OSError | None]:
         """Worker thread: (body, checksums, what went wrong with the tier). No body: the tier has it."""
@@ -299,6 +376,10 @@ class Fetcher:
                 error = again
         tier.health.failed(error)
         return error
+
+
+def _closing(fetch: Fetch) -> StaleContent:
+    return StaleContent(f"{fetch.ref.key}: not fetched, the cache is being closed")
 
 
 def _require_length(fetch: Fetch, length_bytes: int) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol
 import trio
 
 from tierfs.cache import blocks, device, record
-from tierfs.cache.blocks import EXTENT_BLOCKS
+from tierfs.cache.blocks import ALLOCATION_BYTES, EXTENT_BLOCKS
 from tierfs.cache.eviction import Evictor
 from tierfs.cache.health import TierHealth
 from tierfs.cache.index import IndexWriteFailed, TierIndex
@@ -151,9 +151,8 @@ class Fills:
             if tier.is_being_removed(content_id):
                 await tier.wait_change()
                 continue
-            packs = self._can_pack(ref, first, count)
-            if packs:
-                create = False
+            if self._can_pack(ref, first, count):
+                fill = self._begin(ref, extent_no, first, count, create=False, packs=True)
                 break
             create = not tier.presence.has_file(content_id)
             if create and content_id not in self._fills and tier.index.committed_has(content_id):
@@ -162,19 +161,10 @@ class Fills:
                 except IndexWriteFailed:
                     return None
                 continue
+            fill = self._begin(ref, extent_no, first, count, create=create, packs=False)
             break
-        known = tier.presence.extent(content_id, extent_no)
-        if (known is not None and known.segment) or any(f.segment for f in self._fills.get(content_id, ())):
-            # It is or will be here, all of it.
+        if fill is None:
             return None
-        fill = Fill(tier.root, ref, extent_no, first, count, create=create)
-        extent = tier.presence.begin(ref, extent_no, fill.nbytes)
-        if extent is None:
-            return None
-        fill.extent = extent
-        if packs:
-            fill.pack(tier.root, *tier.segments.place(ref.size_bytes))
-        self._fills.setdefault(content_id, []).append(fill)
         try:
             made = await tier.evictor.make_room()
         except BaseException:
@@ -186,6 +176,31 @@ class Fills:
             if held_too_much:
                 tier.health.full("what is in it is pinned or dirty")
             return None
+        return fill
+
+    def reserve_nowait(self, ref: ObjectRef, count: int) -> Fill | None:
+        """Room for all of a small content, if nothing has to be waited for or given up. Else ``reserve``."""
+        tier = self._tier
+        if (not tier.takes_clean or tier.is_being_removed(ref.content_id) or not self._can_pack(ref, 0, count)
+                or not tier.evictor.has_room(ref.size_bytes + ALLOCATION_BYTES)):
+            return None
+        return self._begin(ref, 0, 0, count, create=False, packs=True)
+
+    def _begin(self, ref: ObjectRef, extent_no: int, first: int, count: int, *, create: bool,
+               packs: bool) -> Fill | None:
+        """Nothing is waited for. None: it is or will be here, or the policy refuses it."""
+        tier, content_id = self._tier, ref.content_id
+        known = tier.presence.extent(content_id, extent_no)
+        if (known is not None and known.segment) or any(f.segment for f in self._fills.get(content_id, ())):
+            return None
+        fill = Fill(tier.root, ref, extent_no, first, count, create=create)
+        extent = tier.presence.begin(ref, extent_no, fill.nbytes)
+        if extent is None:
+            return None
+        fill.extent = extent
+        if packs:
+            fill.pack(tier.root, *tier.segments.place(ref.size_bytes))
+        self._fills.setdefault(content_id, []).append(fill)
         return fill
 
     def _can_pack(self, ref: ObjectRef, first: int, count: int) -> bool:

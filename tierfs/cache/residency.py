@@ -107,7 +107,11 @@ class Cache:
                     nursery.start_soon(upkeep.run, tier)
                 cache._fetcher.start(nursery)
                 cache._placement.start(nursery)
-                yield cache
+                try:
+                    yield cache
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await cache._fetcher.close()
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             # The nursery is ours alone; who uses the cache sees the exception that was raised in its block.

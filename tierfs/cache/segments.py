@@ -30,7 +30,7 @@ class Segments:
 
     def __init__(self, root: str, *, never_blocks: bool) -> None:
         self.files: device.OpenFiles[int] = device.OpenFiles(
-            lambda segment: segment_path(root, segment), never_blocks=never_blocks)
+            lambda segment: segment_path(root, segment), never_blocks=never_blocks, shared=True)
         self._contents: dict[int, int] = {}
         """Contents and fills by segment; complete once the index was walked."""
         self._current = OWN_FILE

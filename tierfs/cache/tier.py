@@ -41,7 +41,7 @@ from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
 from tierfs.cache.presence import Presence
 from tierfs.cache.record import SUM_BYTES, Extent
-from tierfs.cache.segments import Segments, segment_path
+from tierfs.cache.segments import OWN_FILE, Segments, segment_path
 from tierfs.config import TierSetting
 from tierfs.log import get_logger
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
@@ -203,7 +203,7 @@ class Tier:
             (self.segments.files if segment else self.files).hold(fd)
         try:
             opened, data, bad, error = await trio.to_thread.run_sync(
-                _read_verified, path, fd, place + start, length, sums, limiter=self.io)
+                _read_verified, path, fd, place + start, length, sums, segment != OWN_FILE, limiter=self.io)
         finally:
             extent.busy -= 1
             if fd is not None:
@@ -271,6 +271,10 @@ class Tier:
     async def reserve(self, ref: ObjectRef, extent_no: int, first: int, count: int) -> Fill | None:
         """Room for ``count`` absent blocks from bit ``first``; None if the tier cannot take them."""
         return await self._fills.reserve(ref, extent_no, first, count)
+
+    def reserve_nowait(self, ref: ObjectRef, count: int) -> Fill | None:
+        """Room for all ``count`` blocks of a small content, if it can be had without waiting."""
+        return self._fills.reserve_nowait(ref, count)
 
     def complete(self, fill: Fill, sums: bytes) -> bool:
         """The bytes are in the file; ``sums`` are the checksums of the blocks. False: nobody wants them."""
@@ -402,13 +406,15 @@ class Tier:
 
 
 def _read_verified(
-    path: str, fd: int | None, offset_bytes: int, length_bytes: int, sums: bytes
+    path: str, fd: int | None, offset_bytes: int, length_bytes: int, sums: bytes, is_shared: bool
 ) -> tuple[int | None, bytes, int, OSError | None]:
     """Worker thread: (descriptor if one was opened, bytes, bad blocks as bits, error)."""
     opened: int | None = None
     try:
         if fd is None:
             fd = opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if is_shared:
+                device.read_alone(fd)
         data = device.pread_all(fd, length_bytes, offset_bytes)
     except OSError as error:
         return opened, b"", 0, error

@@ -46,6 +46,7 @@ from tierfs.store.base import (
 )
 from tierfs.store.body import Consume
 from tierfs.store.counting import FAILURES, RETRIES
+from tierfs.store.prepared import PreparedGet, way_of
 from tierfs.store.wrapper import StoreWrapper
 from tierfs.types import ObjectInfo
 
@@ -124,6 +125,12 @@ class RetryingStore(StoreWrapper):
                   if_match: str | None = None, version_id: str | None = None) -> bytes:
         return self._retry("get", lambda: self.inner.get_range(
             key, offset_bytes, length_bytes, if_match=if_match, version_id=version_id))
+
+    def prepare_get(self, key: str, offset_bytes: int, length_bytes: int, *, etag: str | None = None,
+                    version_id: str | None = None) -> PreparedGet | None:
+        """That of the store below, if it has one. It is not tried again."""
+        way = way_of(self.inner)
+        return None if way is None else way(key, offset_bytes, length_bytes, etag=etag, version_id=version_id)
 
     def stream(self, key: str, offset_bytes: int, length_bytes: int, consume: Consume[T], *,
                if_match: str | None = None, version_id: str | None = None) -> T:

@@ -46,6 +46,7 @@ from tierfs.store.base import (
 )
 from tierfs.store.body import Consume
 from tierfs.store.counting import RequestMeter
+from tierfs.store.prepared import PreparedGet
 from tierfs.store.s3_client import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Clients, Connection
 from tierfs.store.s3_deletes import Deleter
 from tierfs.store.s3_errors import from_exception
@@ -152,7 +153,8 @@ class S3Store:
                   if_match: str | None = None, version_id: str | None = None) -> bytes:
         if length_bytes <= 0:
             return b""
-        fast = self._clients("get", key).fast
+        clients = self._reading_clients(key)
+        fast = clients.fast
         if fast is not None and fast.suits(key, length_bytes):
             try:
                 data = self._request("get", key, lambda: fast.get(
@@ -171,7 +173,7 @@ class S3Store:
 
     def stream(self, key: str, offset_bytes: int, length_bytes: int, consume: Consume[T], *,
                if_match: str | None = None, version_id: str | None = None) -> T:
-        plain = self._clients("get", key).plain_http
+        plain = self._reading_clients(key).plain_http
         if plain is not None:
             result = self._request("get", key, lambda: plain.stream(
                 key, offset_bytes, length_bytes, consume, if_match=if_match, version_id=version_id))
@@ -181,6 +183,25 @@ class S3Store:
                 offset_bytes, length_bytes, if_match, consume))
         self._meter.note_read(length_bytes)
         return result
+
+    def prepare_get(self, key: str, offset_bytes: int, length_bytes: int, *, etag: str | None = None,
+                    version_id: str | None = None) -> PreparedGet | None:
+        """See ``prepared``."""
+        clients = self._connection.known_clients
+        if clients is None or clients.prepared is None:
+            return None
+        return clients.prepared.prepare(key, offset_bytes, length_bytes, etag=etag, version_id=version_id,
+                                        meter=self._meter)
+
+    def _reading_clients(self, key: str) -> Clients:
+        """And the next request may be a prepared one again."""
+        clients = self._clients("get", key)
+        if clients.prepared is not None:
+            try:
+                clients.prepared.renew()
+            except Exception as error:
+                raise from_exception(error, key, "get") from None
+        return clients
 
     def _get_object(self, key: str, offset_bytes: int, length_bytes: int, if_match: str | None,
                     version_id: str | None) -> Any:

@@ -32,6 +32,7 @@ from tierfs.log import add_secret, get_logger
 from tierfs.store import s3_plain
 from tierfs.store.s3_fast import Credential, FastReader
 from tierfs.store.s3_plain import PlainReader
+from tierfs.store.s3_prepared import PreparedGets
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 15.0
@@ -46,17 +47,19 @@ _log = get_logger(__name__)
 
 
 class Clients:
-    """What one set of credentials made. ``fast`` is None where obstore cannot be used, ``plain_http`` where
-    requests cannot be sent as they are.
+    """What one set of credentials made. ``fast`` is None where obstore cannot be used, ``plain_http`` and
+    ``prepared`` where requests cannot be sent as they are.
 
     ``patient`` waits longer for answers; it is made on first use.
     """
 
     def __init__(self, plain: Any, make_patient: Callable[[], Any], fast: FastReader | None,
-                 plain_http: PlainReader | None, *, is_anonymous: bool) -> None:
+                 plain_http: PlainReader | None, prepared: PreparedGets | None, *,
+                 is_anonymous: bool) -> None:
         self.plain = plain
         self.fast = fast
         self.plain_http = plain_http
+        self.prepared = prepared
         self.is_anonymous = is_anonymous
         self._make_patient = make_patient
         self._patient: Any = None
@@ -129,6 +132,11 @@ class Connection:
         if old is not None:
             old.close()
 
+    @property
+    def known_clients(self) -> Clients | None:
+        """``clients``, unless they have to be made. Never blocks."""
+        return self._clients if self._pid == os.getpid() else None
+
     def drop_fast_path(self, reason: str) -> None:
         with self._lock:
             if not self._use_fast_path:
@@ -163,7 +171,8 @@ class Connection:
         plain = self._new_client(session, self._read_timeout_s, is_anonymous=is_anonymous)
         patience_s = max(PATIENT_READ_TIMEOUT_S, self._read_timeout_s)
         return Clients(plain, lambda: self._new_client(session, patience_s, is_anonymous=is_anonymous),
-                       self._new_fast_reader(plain, credentials), self._new_plain_reader(plain, credentials),
+                       self._new_fast_reader(plain, credentials),
+                       *self._new_plain_readers(plain, credentials),
                        is_anonymous=is_anonymous)
 
     def _new_client(self, session: Any, read_timeout_s: float, *, is_anonymous: bool) -> Any:
@@ -225,16 +234,21 @@ class Connection:
             _log.warning("fast reads off", bucket=self.bucket, reason=type(error).__name__)
             return None
 
-
-    def _new_plain_reader(self, client: Any, credentials: Any) -> PlainReader | None:
+    def _new_plain_readers(
+        self, client: Any, credentials: Any
+    ) -> tuple[PlainReader, PreparedGets] | tuple[None, None]:
         endpoint = str(client.meta.endpoint_url)
         if not self._use_fast_path or is_amazon(endpoint) or not s3_plain.suits(endpoint):
-            return None
+            return None, None
+        region = self._session.region_name or "us-east-1"
+        frozen = None if credentials is None else credentials.get_frozen_credentials
+        prepared = PreparedGets(
+            self.bucket, endpoint_url=endpoint, region=region, credentials=frozen,
+            connect_timeout_s=self._connect_timeout_s, read_timeout_s=self._read_timeout_s)
         return PlainReader(
-            self.bucket, endpoint_url=endpoint, region=self._session.region_name or "us-east-1",
-            credentials=None if credentials is None else credentials.get_frozen_credentials,
+            self.bucket, endpoint_url=endpoint, region=region, credentials=frozen,
             connect_timeout_s=self._connect_timeout_s, read_timeout_s=self._read_timeout_s,
-            connections=self._connections)
+            connections=self._connections), prepared
 
 
 def is_amazon(endpoint_url: str) -> bool:

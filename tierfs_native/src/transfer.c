@@ -40,7 +40,8 @@ static size_t receive(const struct tierfs_transfer *transfer, char *out, size_t 
     size_t done = 0;
 
     while (done < bytes) {
-        ssize_t count = read(transfer->source, out + done, bytes - done);
+        ssize_t count = transfer->waits ? recv(transfer->source, out + done, bytes - done, MSG_WAITALL)
+                                        : read(transfer->source, out + done, bytes - done);
 
         if (count == 0)
             break;
@@ -50,8 +51,8 @@ static size_t receive(const struct tierfs_transfer *transfer, char *out, size_t 
         }
         if (errno == EINTR)
             continue;
-        if (errno != EAGAIN) {
-            result->source_errno = errno;
+        if (errno != EAGAIN || transfer->waits) {
+            result->source_errno = errno == EAGAIN ? ETIMEDOUT : errno;
             break;
         }
         want(transfer->source, bytes - done);
@@ -82,11 +83,11 @@ static int write_all(int target, const char *data, size_t bytes, uint64_t offset
 void tierfs_transfer(const struct tierfs_transfer *transfer, uint64_t *sums,
                      struct tierfs_transfer_result *result)
 {
-    char *block = aligned_alloc(4096, TIERFS_BLOCK_BYTES);
+    char *own = transfer->body == NULL ? aligned_alloc(4096, TIERFS_BLOCK_BYTES) : NULL;
     size_t from_head = 0;
 
     *result = (struct tierfs_transfer_result){0};
-    if (block == NULL) {
+    if (transfer->body == NULL && own == NULL) {
         result->target_errno = ENOMEM;
         return;
     }
@@ -94,6 +95,7 @@ void tierfs_transfer(const struct tierfs_transfer *transfer, uint64_t *sums,
         uint64_t left = transfer->length - result->received;
         size_t wanted = left < TIERFS_BLOCK_BYTES ? (size_t)left : (size_t)TIERFS_BLOCK_BYTES;
         size_t known = transfer->head_bytes - from_head;
+        char *block = own != NULL ? own : transfer->body + result->received;
         size_t have;
 
         if (known > wanted)
@@ -113,6 +115,7 @@ void tierfs_transfer(const struct tierfs_transfer *transfer, uint64_t *sums,
         if (result->target_errno != 0)
             break;
     }
-    want(transfer->source, 1);
-    free(block);
+    if (!transfer->waits)
+        want(transfer->source, 1);
+    free(own);
 }

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,6 +16,8 @@ struct tierfs_transfer {
     const char *head; /* the first bytes of the body, which have been read already */
     size_t head_bytes;
     int timeout_ms; /* how long nothing may come */
+    bool waits;     /* the source is a blocking socket with that limit of its own: SO_RCVTIMEO */
+    char *body;     /* where the whole body goes besides, or NULL */
 };
 
 /* What went wrong, if anything did: at most one of them is not 0. */

@@ -1,13 +1,14 @@
-/* The extension module tierfs_native._transfer: what tierfs/cache/receive.py uses. Not an interface for others. */
+/* The extension module tierfs_native._transfer: what tierfs/cache uses. Not an interface for others. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "batch_index.h"
 #include "transfer.h"
+#include "transfer_python.h"
 
 static PyObject *module_receive(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    struct tierfs_transfer transfer;
+    struct tierfs_transfer transfer = {0};
     struct tierfs_transfer_result result;
     unsigned long long offset, length;
     Py_buffer head;
@@ -47,11 +48,26 @@ static PyMethodDef module_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int module_execute(PyObject *module)
+{
+    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &tierfs_getter_spec, NULL);
+    int result = type != NULL ? PyModule_AddType(module, type) : -1;
+
+    Py_XDECREF(type);
+    return result;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_execute},
+    {0, NULL},
+};
+
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "tierfs_native._transfer",
     .m_doc = "Bodies of answers, from a socket into a file. Used by tierfs.cache.",
     .m_methods = module_methods,
+    .m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__transfer(void)
