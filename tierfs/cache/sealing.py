@@ -30,6 +30,10 @@ async def summed(dirty: DirtyFiles, content_id: ContentId, size_bytes: int,
     should anybody want them.
     """
     path = dirty.path_of(content_id)
+    if size_bytes <= EXTENT_SIZE_BYTES:
+        # One wake-up of a worker for all of it: most of what sealing a small file costs.
+        word = blocks.full_mask(size_bytes, 0)
+        return await dirty.call_sealer(_sum_small, path, size_bytes, word & ~absent(0, word))
     data = await dirty.with_file(content_id, lambda fd: _data_by_extent(fd, size_bytes))
     count = blocks.extent_count(size_bytes)
     found: dict[int, Extent] = {}
@@ -38,11 +42,22 @@ async def summed(dirty: DirtyFiles, content_id: ContentId, size_bytes: int,
         word = full & ~absent(number, full)
         if word:
             data_word, allocated = data.get(number, (0, 0))
-            extent = Extent(size_bytes, blocks.blocks_in_extent(size_bytes, number))
-            await dirty.call_sealer(_sum_extent, path, extent, number, word, word & ~data_word)
-            extent.slack_bytes = max(0, extent.allocated(number) - allocated)
-            found[number] = extent
+            found[number] = await dirty.call_sealer(
+                _sum_extent, path, size_bytes, number, word, word & ~data_word, allocated
+            )
     return found
+
+
+def _sum_small(path: str, size_bytes: int, word: int) -> dict[int, Extent]:
+    """``summed`` for a file of one extent, of which the blocks in ``word`` are local."""
+    if not word:
+        return {}
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data_word, allocated = _data_by_extent(fd, size_bytes).get(0, (0, 0))
+    finally:
+        os.close(fd)
+    return {0: _sum_extent(path, size_bytes, 0, word, word & ~data_word, allocated)}
 
 
 def _data_by_extent(fd: int, size_bytes: int) -> dict[int, tuple[int, int]]:
@@ -59,8 +74,11 @@ def _data_by_extent(fd: int, size_bytes: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _sum_extent(path: str, extent: Extent, extent_no: int, word: int, zeros: int) -> None:
-    """Checksums of the blocks in ``word`` into ``extent``."""
+def _sum_extent(
+    path: str, size_bytes: int, extent_no: int, word: int, zeros: int, allocated_bytes: int
+) -> Extent:
+    """The extent with the blocks in ``word`` and checksums; the device holds ``allocated_bytes`` of it."""
+    extent = Extent(size_bytes, blocks.blocks_in_extent(size_bytes, extent_no))
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for first, count in blocks.runs(word & ~zeros):
@@ -75,6 +93,8 @@ def _sum_extent(path: str, extent: Extent, extent_no: int, word: int, zeros: int
     for bit in blocks.bits(zeros):
         length = blocks.block_length(extent.size_bytes, extent_no * EXTENT_BLOCKS + bit)
         extent.mark(bit, record.zero_checksum(length), 1 << bit)
+    extent.slack_bytes = max(0, extent.allocated(extent_no) - allocated_bytes)
+    return extent
 
 
 def _give_back_unused(path: str) -> None:

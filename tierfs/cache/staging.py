@@ -462,9 +462,10 @@ class Staging:
         present = overlay.present_words() if overlay is not None else {}
         entry.unsynced = False
         try:
-            await self.with_file(os.fdatasync)
-            if not entry.named:
-                await dirty.call(device.sync_directory, dirty.directory)
+            if entry.named:
+                await self.with_file(os.fdatasync)
+            else:
+                await self.with_file(self._sync_with_name)
                 entry.named = True
             if overlay is not None:
                 fresh = overlay.newly_durable(present)
@@ -473,6 +474,11 @@ class Staging:
         except BaseException:
             entry.unsynced = overlay is not None
             raise
+
+    def _sync_with_name(self, fd: int) -> None:
+        """In a worker: one wake-up for both."""
+        os.fdatasync(fd)
+        device.sync_directory(self._dirty.directory)
 
     async def fill(self) -> None:
         """Make every absent block local, from ``base``. Raises what ``read`` and ``write`` raise."""
