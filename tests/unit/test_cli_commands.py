@@ -23,7 +23,7 @@ from tierfs.config import Settings
 from tierfs.control import protocol as p
 from tierfs.control import registry
 from tierfs.control.server import ControlServer, Report
-from tierfs.errors import NotFound
+from tierfs.errors import Busy, NotFound
 
 POINT = "/nonexistent/tierfs-test"
 
@@ -284,7 +284,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
 
 
-COMMANDS = ["mount", "umount", "status", "flush", "import", "prefetch", "pin", "unpin", "evict", "upgrade", "meta"]
+COMMANDS = [
+    "mount",
+    "umount",
+    "status",
+    "flush",
+    "import",
+    "prefetch",
+    "pin",
+    "unpin",
+    "evict",
+    "upgrade",
+    "meta",
+]
 
 
 @pytest.mark.parametrize("words", [[], ["doctor"], ["version"], *([name] for name in COMMANDS)])
@@ -348,9 +360,67 @@ def test_doctor_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert checks["part copy"]["level"] == "ok"
     assert list(source.iterdir()) == []
     assert checks["disk speed"]["found"]
-    assert {"FUSE device", "kernel", "native front", "passthrough", "io_uring", "permissions", "free space"} <= set(checks)
+    assert {
+        "FUSE device",
+        "kernel",
+        "native front",
+        "passthrough",
+        "io_uring",
+        "permissions",
+        "free space",
+    } <= set(checks)
     assert run(["doctor", str(tmp_path / "absent"), *state]) == exit_codes.FAILED
     told = capsys.readouterr()
     assert "blocks  bucket" in told.out
     assert "->" in told.out
     assert not (tmp_path / "state").exists()
+
+
+RESTORED = p.SnapshotRestoreReply(
+    path="d", name="one", backup="before-restore-x", entries=9, made=1, replaced=2, removed=3, changed=4
+)
+
+
+def test_snapshot_restore(engine: StubEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.replies["snapshot-restore"] = RESTORED
+    assert run(["snapshot", "restore", f"{POINT}/d", "--name", "one"]) == 0
+    assert engine.asked == [p.SnapshotRestoreRequest(path=b"d", name=b"one")]
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "what was there before is the snapshot before-restore-x" in shown.err
+    assert "1 added, 2 replaced, 3 removed, 4 changed in mode, owner or time" in shown.err
+    assert run(["snapshot", "restore", POINT, "--name", "one", "--no-backup", "--force", "--json"]) == 0
+    assert engine.asked[1] == p.SnapshotRestoreRequest(path=b"", name=b"one", backup=False, force=True)
+    assert json.loads(capsys.readouterr().out)["backup"] == "before-restore-x"
+
+
+def test_snapshot_restore_that_lacks_something(
+    engine: StubEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = [p.MissingFile(path="a\x1b[1m", reason="gone")]
+    engine.replies["snapshot-restore"] = msgspec.structs.replace(RESTORED, missing=missing, missing_count=3)
+    assert run(["snapshot", "restore", POINT, "--name", "one", "--force"]) == exit_codes.PARTLY
+    shown = capsys.readouterr().err
+    assert ": gone" in shown
+    assert "... and 2 more" in shown
+    assert "\x1b" not in shown
+    engine.replies["snapshot-restore"] = Busy("2 files are open for writing")
+    assert run(["snapshot", "restore", POINT, "--name", "one"]) == exit_codes.BUSY
+    assert "2 files are open for writing" in capsys.readouterr().err
+
+
+def test_snapshot_clone(engine: StubEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.replies["snapshot-clone"] = p.SnapshotCloneReply(path="copy", name="one", entries=7)
+    assert run(["snapshot", "clone", "one/some/where", f"{POINT}/copy"]) == 0
+    assert engine.asked == [p.SnapshotCloneRequest(name=b"one", below=b"some/where", path=b"copy")]
+    assert "7 entries" in capsys.readouterr().err
+    assert run(["snapshot", "clone", "one", f"{POINT}/copy", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["entries"] == 7
+    assert run(["snapshot", "clone", "one", "/proc/x"]) == exit_codes.NO_MOUNT
+
+
+def test_snapshot_list_says_what_is_under_way(engine: StubEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    job = p.SnapshotJob(kind="clone", path="copy", started_ns=1, number=1)
+    engine.replies["snapshot-list"] = p.SnapshotListReply(snapshots=[], jobs=[job])
+    assert run(["snapshot", "list", POINT]) == 0
+    assert "a clone to /copy is under way" in capsys.readouterr().err

@@ -41,6 +41,7 @@ from tierfs.errors import (
     StoreUnavailable,
 )
 from tierfs.mount import rebuilder
+from tierfs.mount.drain import drain
 from tierfs.mount.rebuilds import RebuildHandlers
 from tierfs.mount.snapshots import SnapshotHandlers
 from tierfs.namespace import schema, snapshots, tree
@@ -382,6 +383,32 @@ async def test_what_nobody_has_any_more_is_named_and_left_alone(tmp_path: Path) 
         assert (cloned.entries, cloned.missing_count) == (1, 1)
 
 
+async def test_a_directory_that_had_not_been_listed_is_left_alone(tmp_path: Path) -> None:
+    below = tmp_path / "bucket" / "d"
+    settings = settings_for(tmp_path)
+    below.mkdir()
+    for number in range(1100):  # more than one page: the root's listing does not answer for all of it
+        (below / f"f{number}").write_bytes(b"theirs")
+    async with running_engine(settings) as engine:
+        await engine.names.open_directory(ROOT_INO)
+        await engine.write_file("g", b"old")
+        await snapshot(engine, "bare")
+        await engine.names.unlink(ROOT_INO, b"g")
+        with pytest.raises(StaleContent, match="the first is d/: not listed when the snapshot was made"):
+            await restore(engine, "bare")
+        with pytest.raises(StaleContent, match="/d had not been listed"):
+            await restore(engine, "bare", "d")
+        reply = await restore(engine, "bare", force=True)
+        assert [entry.path for entry in reply.missing] == ["d/"]
+        assert await read(engine, "g") == b"old"
+        assert len(await _names(engine, "d")) == 1100
+        await clone(engine, "bare", "copy", force=True)
+        assert await _names(engine, "copy") == [b"g"]
+        await job_has_ended(engine)
+        await drained(engine)
+        assert len(objects_in(engine.bucket)) == 1102
+
+
 async def test_what_others_replaced_in_the_bucket_is_not_invented(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path, tiers=())) as engine:
         await engine.write_file("f", b"ours")
@@ -595,7 +622,7 @@ async def test_the_same_command_waits_for_what_has_begun(tmp_path: Path) -> None
 async def _names(engine: Engine, path: str) -> list[bytes]:
     ino = (await lookup(engine, path)).ino
     with engine.parts.db.read() as txn:
-        return [name for name, _, _ in tree.readdir(txn, ino, 0, 1000)]
+        return [name for name, _, _ in tree.readdir(txn, ino, 0, 10**6)]
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -660,3 +687,148 @@ async def test_the_snapshot_is_deleted_while_it_is_cloned(
             assert snapshots.every(txn) == []
             assert txn.get(schema.META_FRONTIER, None, txn.tables.meta) is None
     no_problems(tmp_path)
+
+
+class DyingStore(CountedStore):
+    """After a number of changes nothing works any more; of the last one the answer is lost."""
+
+    def __init__(self, inner: ObjectStore, changes: int) -> None:
+        super().__init__(inner)
+        self._left = changes
+
+    def __getattr__(self, name: str) -> Any:
+        function = super().__getattr__(name)
+        if name not in ("put", "copy", "delete_many"):
+            return function
+
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            if self._left < 0:
+                raise StoreUnavailable("gone")
+            self._left -= 1
+            result = function(*args, **kwargs)
+            if self._left < 0:
+                raise StoreUnavailable("the answer is lost")
+            return result
+
+        return dying
+
+    @property
+    def is_dead(self) -> bool:
+        return self._left < 0
+
+
+@pytest.mark.parametrize("changes", range(9))
+async def test_a_crash_at_any_request_loses_nothing_and_leaves_nothing_behind(
+    tmp_path: Path, changes: int
+) -> None:
+    settings = settings_for(tmp_path, store_timeout_s=0.01, upload_delay_s=0.0)
+    async with running_engine(settings) as engine:
+        d = await make_directory(engine, "d")
+        files = [await engine.write_file(f"f{number}", b"%d" % number, parent=d) for number in range(3)]
+        await snapshot(engine, "one", "d")
+        await overwrite(engine, files[0], b"changed")
+        await engine.names.unlink(d, b"f1")
+        await engine.names.rename(d, b"f2", ROOT_INO, b"moved", 0)
+        await drained(engine)
+    stores: list[DyingStore] = []
+
+    def wrap(inner: ObjectStore) -> ObjectStore:
+        stores.append(DyingStore(inner, changes))
+        return stores[0]  # type: ignore[return-value]
+
+    async with running_engine(settings, wrap=wrap) as engine:
+        await clone(engine, "one", "copy")
+        await restore(engine, "one", "d", backup=False)
+        await SnapshotHandlers(engine.parts).delete(_named("one"), lambda progress: None)
+        await engine.names.unlink(ROOT_INO, b"moved")
+        with trio.move_on_after(5):  # fewer requests may do
+            while not stores[0].is_dead and not await engine.parts.publisher.drain():
+                pass
+    async with running_engine(settings) as engine:
+        await job_has_ended(engine)
+        await drained(engine)
+        expected = {f"f{number}": b"%d" % number for number in range(3)}
+        assert objects_in(engine.bucket) == {
+            f"{above}/{name}": data for above in ("d", "copy") for name, data in expected.items()
+        }
+        for above in ("d", "copy"):
+            assert {name: await read(engine, f"{above}/{name}") for name in expected} == expected
+        with trio.fail_after(60):
+            while kept_objects(engine):
+                await drained(engine)
+                await trio.sleep(0.01)
+        with engine.parts.db.read() as txn:
+            assert not txn.entries(txn.tables.loan)
+            assert not txn.entries(txn.tables.snapshot)
+    no_problems(tmp_path)
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_a_flush_waits_for_all_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are given to the publisher after it has appeared."""
+    announce = rebuilder.Rebuilder._announce
+    go = trio.Event()
+
+    async def waiting(self: rebuilder.Rebuilder, running: rebuilder.Running) -> None:
+        await go.wait()
+        await announce(self, running)
+
+    monkeypatch.setattr(rebuilder.Rebuilder, "_announce", waiting)
+    async with running_engine(settings_for(tmp_path)) as engine:
+        for number in range(5):
+            await engine.write_file(f"f{number}", b"%d" % number)
+        await snapshot(engine, "one")
+        await clone(engine, "one", "copy")
+        ended = False
+
+        async def flush() -> None:
+            nonlocal ended
+            await drained(engine)
+            ended = True
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flush)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not ended
+            # What moves meanwhile is not missed.
+            copy = (await lookup(engine, "copy")).ino
+            await engine.names.rename(copy, b"f1", ROOT_INO, b"elsewhere", 0)
+            await engine.names.rename(ROOT_INO, b"copy", ROOT_INO, b"renamed", 0)
+            go.set()
+        expected = {f"renamed/f{number}": b"%d" % number for number in range(5) if number != 1}
+        expected |= {f"f{number}": b"%d" % number for number in range(5)} | {"elsewhere": b"1"}
+        assert objects_in(engine.bucket) == expected
+    no_problems(tmp_path)
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_what_is_unmounted_is_finished_by_a_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``tierfs meta drain``"""
+    settings = settings_for(tmp_path)
+    step = rebuilder.Rebuilder._step
+    reached = trio.Event()
+
+    async def stopping(self: rebuilder.Rebuilder, *args: Any, **kwargs: Any) -> Any:
+        reached.set()
+        await trio.sleep_forever()
+
+    async with running_engine(settings) as engine:
+        for number in range(5):
+            await engine.write_file(f"f{number}", b"%d" % number)
+        await snapshot(engine, "one")
+        monkeypatch.setattr(rebuilder.Rebuilder, "_step", stopping)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(clone, engine, "one", "copy")
+            with trio.fail_after(60):
+                await reached.wait()
+            nursery.cancel_scope.cancel()
+    monkeypatch.setattr(rebuilder.Rebuilder, "_step", step)
+    with trio.fail_after(60):
+        done = await trio.to_thread.run_sync(lambda: drain(settings, on_progress=lambda *counts: None))
+    assert (done.remaining_files, done.failures) == (0, [])
+    found = objects_in(tmp_path / "bucket")
+    assert {key: found[key] for key in found if key.startswith("copy/")} == {
+        f"copy/f{number}": b"%d" % number for number in range(5)
+    }

@@ -88,6 +88,8 @@ def list_all(path: MountArgument = None, as_json: JsonOption = False) -> None:
         return
     for snapshot in reply.snapshots:
         print(_line(snapshot))
+    for job in reply.jobs:
+        output.say(f"a {job.kind} to /{output.printable(job.path)} is under way")
 
 
 @app.command()

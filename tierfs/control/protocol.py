@@ -372,10 +372,20 @@ class SnapshotListRequest(msgspec.Struct, kw_only=True):
     """All snapshots, the oldest first."""
 
 
+class SnapshotJob(msgspec.Struct, kw_only=True):
+    """A restore or clone that has not ended. ``kind``: one of the two words; ``path``: what it makes."""
+
+    kind: str
+    path: str
+    started_ns: int
+    number: int
+
+
 class SnapshotListReply(msgspec.Struct, kw_only=True):
     """``kept_objects``: copies in the bucket of what was overwritten or removed since."""
 
     snapshots: list[SnapshotInfo]
+    jobs: list[SnapshotJob] = []
     kept_objects: int = 0
     is_sweeping: bool = False
 

@@ -60,7 +60,9 @@ async def _drain(settings: Settings, timeout_s: float | None, on_progress: OnPro
         async with trio.open_nursery() as nursery:
             nursery.start_soon(parts.publisher.run)
             nursery.start_soon(parts.commits.run)
+            nursery.start_soon(parts.rebuilder.run)
             with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+                await parts.rebuilder.finish()
                 await parts.publisher.drain(progress)
                 await parts.commits.finish()
             # What is on its way cannot be waited for any longer.

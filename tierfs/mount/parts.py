@@ -208,6 +208,7 @@ async def open_parts(
         now_ns,
         on_renamed=lambda parent, old, new: kernel.entry_gone(parent, old),
     )
+    writer.on_loan_ended = preserver.note_deleted
     publisher = Publisher(db, contents, writer, parking, deletions, inodes, settings, now_ns)
     deletions.on_progress = publisher.note_progress
     deletions.on_needed = parking.on_parked = publisher.note_now

@@ -62,7 +62,14 @@ class Running:
     is_announcing: bool = False
     visible: trio.Event = field(default_factory=trio.Event)
     """What was asked for can be seen, or has failed."""
+    ended: trio.Event = field(default_factory=trio.Event)
+    started_s: float = field(default_factory=time.perf_counter)
     elapsed_s: float = 0.0
+
+    def note_visible(self) -> None:
+        if not self.visible.is_set():
+            self.elapsed_s = time.perf_counter() - self.started_s
+            self.visible.set()
 
     def count(self, step: Step) -> None:
         self.looked_at += step.looked_at
@@ -136,6 +143,11 @@ class Rebuilder:
                 raise NotFound(f"snapshot {epoch} is gone")
             return survey(txn, row, source_ino, ino, self.defaults, ATOMIC_CHANGES)
 
+    async def finish(self) -> None:
+        """Wait until nothing is under way."""
+        while self._running:
+            await next(iter(self._running.values())).ended.wait()
+
     async def run(self) -> None:
         """Work until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -143,10 +155,8 @@ class Rebuilder:
                 nursery.start_soon(self._run, running)
 
     async def _run(self, running: Running) -> None:
-        started = time.perf_counter()
         try:
             await self._work(running)
-            running.elapsed_s = time.perf_counter() - started
             await self._finish(running)
         except TierfsError as error:
             log.warning("ended before it was done", path=_text(running.job.path), reason=str(error))
@@ -156,8 +166,9 @@ class Rebuilder:
             running.error = TierfsError("unexpected exception, see the log")
         finally:
             running.is_announcing = False
-            running.visible.set()
+            running.note_visible()
             self._running.pop(running.job.number, None)
+            running.ended.set()
 
     async def _work(self, running: Running) -> None:
         try:
@@ -169,7 +180,7 @@ class Rebuilder:
                 discards = partial(jobs.with_phase, job=running.job, phase=schema.JOB_DISCARDS)
                 running.job = await self._db.commit(discards)
         if running.job.phase == schema.JOB_ANNOUNCES:
-            running.visible.set()
+            running.note_visible()
             await self._announce(running)
         elif running.job.phase == schema.JOB_DISCARDS:
             await self._steps(running, (Removal(0, b"", running.job.target_ino),))

@@ -71,6 +71,8 @@ class RebuildHandlers:
         if not target.is_dir:
             raise NotADirectory(f"/{text(path)} is a file now: move it away first")
         job = JobRow(0, False, row.epoch, source.ino, target.ino, path, 0)
+        with parts.db.read() as txn:
+            jobs.check_free(txn)
         await parts.refresher.complete_subtree(target.ino)
         parts.services.settle()
         await self._made.save_open_files()
@@ -78,7 +80,10 @@ class RebuildHandlers:
             self._check_not_written(path)
         found = await self._survey(job, request.force, report)
         if not found.changes:
-            return p.SnapshotRestoreReply(path=text(path), name=text(row.name), entries=found.entries)
+            return p.SnapshotRestoreReply(
+                path=text(path), name=text(row.name), entries=found.entries,
+                missing=_missing(found.missing), missing_count=found.missing_count,
+            )  # fmt: skip
         backup = await self._backup(path, report) if request.backup else None
         await self._made.save_open_files()
         job = await parts.db.commit(
@@ -95,11 +100,7 @@ class RebuildHandlers:
         with parts.db.read() as txn:
             row = snapshots.find(txn, request.name)
             source = self._in_snapshot(txn, row, _clean(request.below))
-        running = parts.rebuilder.find(is_clone=True, path=path, epoch=row.epoch)
-        if running is not None and running.job.source_ino == source.ino:
-            running = await self._wait(running, "clone", report)
-        else:
-            running = await self._make_clone(row, source, path, request.force, report)
+        running = await self._make_clone(row, source, path, request.force, report)
         return p.SnapshotCloneReply(
             path=text(path), name=text(row.name), entries=running.made, missing=_missing(running.missing),
             missing_count=len(running.missing), elapsed_s=running.elapsed_s,
@@ -111,6 +112,9 @@ class RebuildHandlers:
         self, row: SnapshotRow, source: Inode, path: bytes, force: bool, report: Report
     ) -> Running:
         parts = self._parts
+        begun = parts.rebuilder.find(is_clone=True, path=path, epoch=row.epoch)
+        if begun is not None and begun.job.source_ino == source.ino:
+            return await self._wait(begun, "clone", report)
         above, _, name = path.rpartition(b"/")
         if not name:
             raise AlreadyExists("a clone needs a path that does not exist yet, below the mountpoint")
@@ -120,8 +124,9 @@ class RebuildHandlers:
         with suppress(NotFound):
             await parts.refresher.lookup(parent.ino, name)
             raise AlreadyExists(f"/{text(path)} exists already")
-        survey = JobRow(0, True, row.epoch, source.ino, 0, path, 0)
-        found = await self._survey(survey, force, report)
+        with parts.db.read() as txn:
+            jobs.check_free(txn)
+        found = await self._survey(JobRow(0, True, row.epoch, source.ino, 0, path, 0), force, report)
         job = await parts.db.commit(
             lambda txn: jobs.begin_clone(
                 txn, row, source.ino, parent.ino, name, path, parts.rebuilder.defaults, time.time_ns()

@@ -15,7 +15,7 @@ from tierfs.fs.snapshots import LIST_INO, LIST_NAME
 from tierfs.mount.parts import Parts
 from tierfs.mount.paths import resolve, text
 from tierfs.namespace import difference, schema, snapshots, tree
-from tierfs.namespace.schema import SnapshotRow
+from tierfs.namespace.schema import JobRow, SnapshotRow
 from tierfs.types import Inode
 
 log = structlog.get_logger(__name__)
@@ -71,10 +71,14 @@ class SnapshotHandlers:
     async def list_all(self, request: p.SnapshotListRequest, report: Report) -> p.SnapshotListReply:
         with self._parts.db.read() as txn:
             rows = snapshots.visible(txn)
+            jobs = snapshots.jobs(txn)
             kept = txn.entries(txn.tables.kept)
             sweeping = txn.get(schema.META_SWEEP, None, txn.tables.meta) is not None
         return p.SnapshotListReply(
-            snapshots=[self._info(row) for row in rows], kept_objects=kept, is_sweeping=sweeping
+            snapshots=[self._info(row) for row in rows],
+            jobs=[_job_info(job) for job in jobs],
+            kept_objects=kept,
+            is_sweeping=sweeping,
         )
 
     async def delete(self, request: p.SnapshotDeleteRequest, report: Report) -> p.SnapshotDeleteReply:
@@ -168,6 +172,11 @@ class SnapshotHandlers:
             number=row.epoch,
             root_ino=row.root_ino,
         )
+
+
+def _job_info(job: JobRow) -> p.SnapshotJob:
+    kind = "clone" if job.is_clone else "restore"
+    return p.SnapshotJob(kind=kind, path=text(job.path), started_ns=job.started_ns, number=job.epoch)
 
 
 def is_below(path: bytes, above: bytes) -> bool:

@@ -27,7 +27,7 @@ def begin_restore(
     txn: WriteTransaction, row: SnapshotRow, source_ino: int, target_ino: int, path: bytes, now_ns: int
 ) -> JobRow:
     """``target_ino`` is to become what ``source_ino`` was. Raises ``Busy``, ``NotFound``."""
-    _check_free(txn)
+    check_free(txn)
     records.get_directory(txn, target_ino)
     job = JobRow(
         records.new_id(txn), False, row.epoch, source_ino, target_ino, path, now_ns, schema.JOB_BUILDS
@@ -50,7 +50,7 @@ def begin_clone(
 
     Raises ``AlreadyExists``, ``Busy``, ``NotFound``, and what ``check_name`` raises.
     """
-    _check_free(txn)
+    check_free(txn)
     _check_place(txn, parent_ino, name)
     number = records.new_id(txn)
     plan = rebuild.Plan(row, number, True, defaults, now_ns)
@@ -121,7 +121,8 @@ def announce(txn: WriteTransaction, job: JobRow, after: int, limit: int, now_ns:
     return Announced(dirty, seen[-1][0] if len(seen) == limit else None)
 
 
-def _check_free(txn: ReadTransaction) -> None:
+def check_free(txn: ReadTransaction) -> None:
+    """Raises ``Busy`` while another restore or clone makes something."""
     for job in snapshots.jobs(txn):
         if job.phase == schema.JOB_BUILDS:
             what = "clone" if job.is_clone else "restore"

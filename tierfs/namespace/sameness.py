@@ -91,38 +91,78 @@ def same_file(txn: ReadTransaction, row: SnapshotRow, old: Inode, here: Inode) -
 def survey(
     txn: ReadTransaction, row: SnapshotRow, old_ino: int, ino: int, defaults: Defaults, limit: int
 ) -> Survey:
-    """Compare directory ``old_ino`` of the snapshot with ``ino`` as it is now (0: with nothing)."""
+    """Compare directory ``old_ino`` of the snapshot with ``ino`` as it is now (0: with nothing).
+
+    Memory grows with the depth of the tree, not with its size.
+    """
     found = Survey()
-    waiting = [(b"", old_ino, ino)]
+    waiting = [iter([(b"", old_ino, ino)])]
     while waiting:
-        path, old_dir, here_dir = waiting.pop()
-        changes = 0
-        for _, name, child, _ in past.entries(txn, row, old_dir):
-            found.entries += 1
-            below = path + b"/" + name if path else name
-            try:
-                old = past.inode(txn, row, child)
-            except NotFound:
-                continue
-            here = _child(txn, here_dir, name)
-            if not old.is_dir:
-                changes += _compare_file(txn, row, old, here, below, defaults, found)
-            elif not old.listed_until_ns:
-                found.note_missing(below + b"/", "not listed when the snapshot was made")
-            else:
-                here_ino = here.ino if here is not None and here.is_dir else 0
-                changes += not here_ino
-                waiting.append((below, old.ino, here_ino))
-        if here_dir:
-            changes += sum(1 for _ in _surplus(txn, row, old_dir, here_dir))
-            here = records.get_inode(txn, here_dir)
-            changes += not same_attributes(txn, row, past.inode(txn, row, old_dir), here, defaults)
+        pair = next(waiting[-1], None)
+        if pair is None:
+            waiting.pop()
+            continue
+        path, old_dir, here_dir = pair
+        changes = _compare_directory(txn, row, path, old_dir, here_dir, defaults, found)
         found.changes += changes
         if found.changes > limit:
             found.directories = None
         elif changes and here_dir and found.directories is not None:
             found.directories.append((path, old_dir, here_dir))
+        waiting.append(_subdirectories(txn, row, path, old_dir, here_dir))
     return found
+
+
+def _compare_directory(
+    txn: ReadTransaction,
+    row: SnapshotRow,
+    path: bytes,
+    old_dir: int,
+    here_dir: int,
+    defaults: Defaults,
+    found: Survey,
+) -> int:
+    """Changes of the directory itself and of what is directly in it, and of all below what is only here."""
+    changes = 0
+    for _, name, child, kind in past.entries(txn, row, old_dir):
+        found.entries += 1
+        below = path + b"/" + name if path else name
+        try:
+            old = past.inode(txn, row, child)
+        except NotFound:
+            continue
+        if kind != stat.S_IFDIR:
+            changes += _compare_file(txn, row, old, _child(txn, here_dir, name), below, defaults, found)
+        elif not old.listed_until_ns:
+            found.note_missing(below + b"/", "not listed when the snapshot was made")
+        else:
+            changes += not _directory_here(txn, here_dir, name)
+    if here_dir:
+        changes += sum(1 for _ in _surplus(txn, row, old_dir, here_dir))
+        here = records.get_inode(txn, here_dir)
+        changes += not same_attributes(txn, row, past.inode(txn, row, old_dir), here, defaults)
+    return changes
+
+
+def _subdirectories(
+    txn: ReadTransaction, row: SnapshotRow, path: bytes, old_dir: int, here_dir: int
+) -> Iterator[tuple[bytes, int, int]]:
+    """(path, inode in the snapshot, inode here or 0)"""
+    for _, name, child, kind in past.entries(txn, row, old_dir):
+        if kind != stat.S_IFDIR:
+            continue
+        try:
+            is_known = past.inode(txn, row, child).listed_until_ns
+        except NotFound:
+            continue
+        if is_known:
+            yield path + b"/" + name if path else name, child, _directory_here(txn, here_dir, name)
+
+
+def _directory_here(txn: ReadTransaction, directory: int, name: bytes) -> int:
+    """The inode of a directory of that name; 0: there is none."""
+    here = _child(txn, directory, name)
+    return here.ino if here is not None and here.is_dir else 0
 
 
 def _child(txn: ReadTransaction, directory: int, name: bytes) -> Inode | None:

@@ -91,6 +91,8 @@ class ObjectWriter:
         self._now_ns = now_ns
         self._on_renamed = on_renamed
         self.conflicts = 0
+        self.on_loan_ended: Callable[[], None] = lambda: None
+        """Called when a file whose bytes were on loan has an object of its own."""
 
     async def publish_file(self, ino: int, *, force: bool) -> None:
         """Make the objects of a file, link or special file what they should be.
@@ -136,6 +138,8 @@ class ObjectWriter:
             info = await self._copy(inode, current, keys[0])
         links = await self._copy_links(inode, info, keys[1:])
         await self._db.commit(partial(self._record, inode=inode, row=state.row, info=info, links=links))
+        if state.is_on_loan:
+            self.on_loan_ended()
 
     async def _publish_local(self, content: FileContent, keys: list[str], *, force: bool) -> None:
         await self._contents.pull(content, always=content.writers > 0)

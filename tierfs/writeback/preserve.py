@@ -182,7 +182,7 @@ class Preserver:
     # -- sweeping --------------------------------------------------------------------------------------
 
     def note_deleted(self) -> None:
-        """A snapshot has gone."""
+        """A snapshot has gone, or one that was deleted may go now."""
         self._sweep.set()
 
     async def run(self) -> None:
