@@ -36,6 +36,22 @@ def test_security_attributes_of_files_and_links(workdir: Path) -> None:
 
 
 @needs_root
+@pytest.mark.skipif(os.path.exists("/sys/fs/selinux/enforce"), reason="the kernel answers for labels itself")
+def test_labels(workdir: Path, front: str) -> None:
+    """They are kept, but where there is none the answer is that of a file system without them (ls -l)."""
+    path, other = workdir / "f", workdir / "g"
+    path.write_bytes(b"")
+    other.write_bytes(b"")
+    os.setxattr(path, "user.a", b"1")
+    os.setxattr(other, "security.selinux", b"label")
+    assert os.getxattr(other, "security.selinux") == b"label"
+    os.removexattr(other, "security.selinux")
+    for unlabelled in (path, other, workdir):
+        code = errno_of(lambda unlabelled=unlabelled: os.getxattr(unlabelled, "security.selinux"))  # type: ignore[misc]
+        assert code == (errno.EOPNOTSUPP if front != "plain" else errno.ENODATA)
+
+
+@needs_root
 @pytest.mark.parametrize("change", ["write", "chown"])
 def test_a_file_that_changes_loses_its_capabilities(workdir: Path, change: str) -> None:
     path = workdir / "f"

@@ -296,6 +296,7 @@ async def test_everything_of_a_namespace(native_build: NativeBuild, tmp_path: Pa
                     b"system.posix_acl_access",
                     b"odd",
                     b"security.x",
+                    b"security.selinux",
                 ):
                     await check_xattr(sides, ino, name)
                 inode = sides.inode(ino)

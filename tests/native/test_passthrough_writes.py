@@ -88,6 +88,17 @@ def test_writes_make_no_request(late: Mounted) -> None:
         assert os.pread(descriptor, 9 * MIB, 0) == data
 
 
+def test_close_makes_no_request(late: Mounted) -> None:
+    for name, flags in (("new", NEW), ("new", os.O_RDWR)):
+        with opened(late.path / name, flags) as descriptor:
+            os.pwrite(descriptor, b"x", 0)
+            before = front(late)
+            for _ in range(200):
+                os.close(os.dup(descriptor))
+            after = front(late)
+            assert after["relayed"] + after["answered"] - before["relayed"] - before["answered"] < 100
+
+
 def test_sizes_and_times_while_it_is_written(late: Mounted) -> None:
     path = late.path / "sizes"
     data = content(2)

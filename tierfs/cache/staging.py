@@ -587,13 +587,23 @@ class Staging:
     async def close(self) -> None:
         """Forget the descriptor; the bytes stay, dirty, until ``seal`` or ``discard``. Idempotent."""
         async with self._lock:
-            if self._closed:
-                return
-            self._end()
-            self._dirty.entries[self.content_id].size_bytes = self._size_bytes
-            fd = self._dirty.files.detach(self.content_id)
-            if fd is not None:
-                os.close(fd)
+            if not self._closed:
+                self._close()
+
+    def close_now(self) -> bool:
+        """``close``, unless that has to wait for somebody; then False, and nothing has happened."""
+        if self._lock.locked():
+            return False
+        if not self._closed:
+            self._close()
+        return True
+
+    def _close(self) -> None:
+        self._end()
+        self._dirty.entries[self.content_id].size_bytes = self._size_bytes
+        fd = self._dirty.files.detach(self.content_id)
+        if fd is not None:
+            os.close(fd)
 
     def _end(self) -> None:
         self._closed = True

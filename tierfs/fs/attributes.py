@@ -21,6 +21,7 @@ CHECKPOINT = b"user.tierfs.checkpoint"
 XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
 """The kernel checks who may set which, and removes ``security.capability`` when a file changes."""
 PRIVILEGES = b"security.capability"
+LABEL = b"security.selinux"
 """What the kernel asks for before a write (see ``writeback.direct``)."""
 BLOCK_SIZE_BYTES = 4096
 
@@ -105,7 +106,7 @@ class Attributes:
             self._services.contents.note_mtime(content, mtime_ns)
         elif mtime_ns is not None:
             self._note_mtime(ino, mtime_ns)
-        inode = await self._db.commit(apply)
+        inode = await self._db.commit(apply, lazy=True)
         if content is not None:
             content.mtime_ns, content.ctime_ns = inode.mtime_ns, inode.ctime_ns
         self._services.publisher.note(ino)
@@ -126,7 +127,19 @@ class Attributes:
             await self._services.contents.release(content)
 
     async def get_xattr(self, ino: int, name: bytes) -> bytes:
-        """Raises ``NoAttribute``; ``user.tierfs.*`` tell the state of the file."""
+        """Raises ``NoAttribute``; ``user.tierfs.*`` tell the state of the file.
+
+        ``NotSupported`` for a label that no file has unless one is set: ls(1), which asks for that of every
+        file, asks no more when it hears so.
+        """
+        try:
+            return await self._get_xattr(ino, name)
+        except NoAttribute as error:
+            if name == LABEL:
+                raise NotSupported(str(error)) from None
+            raise
+
+    async def _get_xattr(self, ino: int, name: bytes) -> bytes:
         if is_snapshot(ino):
             if name.startswith(b"system."):
                 raise NotSupported("access control lists are not supported")
@@ -153,7 +166,7 @@ class Attributes:
         self._check_writable(ino)
         self._check_xattr_name(name)
         now_ns = self._services.now_ns()
-        await self._db.commit(lambda txn: tree.set_xattr(txn, ino, name, value, now_ns=now_ns))
+        await self._db.commit(lambda txn: tree.set_xattr(txn, ino, name, value, now_ns=now_ns), lazy=True)
 
     async def remove_xattr(self, ino: int, name: bytes) -> None:
         self._check_writable(ino)

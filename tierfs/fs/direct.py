@@ -63,6 +63,7 @@ class _Request(Change[Any]):
 
     __slots__ = ("direct", "message", "now_ns", "number", "parent", "unique")
     checks_first = True
+    lazy = True
 
     def __init__(self, direct: DirectRequests, message: bytes, unique: int, parent: int, number: int) -> None:
         super().__init__()

@@ -45,6 +45,9 @@ class Files:
         self._cache = services.cache
         self._contents = services.contents
         self._snapshots = services.snapshots
+        self._closed: list[FileContent] = []
+        """Written through handles that are gone, one entry for each; not saved yet."""
+        self._is_saving = False
 
     async def open(self, ino: int, flags: int, caller: Caller) -> int:
         """Open an existing file; returns the handle number.
@@ -346,9 +349,40 @@ class Files:
                 self._services.publisher.note(content.ino)
         if handle.can_write:
             content.writers -= 1
-            await self._contents.save(content, hurried=False)  # close(2) has returned long ago
-            if content.local and not content.unlinked:
-                self._services.publisher.note(content.ino)
+            self._closed.append(content)
+            if not self._is_saving:
+                await self._save_closed()
+        else:
+            await self._forget_open(content)
+
+    async def _save_closed(self) -> None:
+        """What was written into files that were closed: close(2) has returned long ago, so nobody waits.
+
+        One call at a time does the work, for all that have gathered meanwhile.
+        """
+        self._is_saving = True
+        try:
+            while self._closed:
+                closed, self._closed = self._closed, []
+                try:
+                    await self._contents.save_together(closed)
+                except TierfsError as error:
+                    # They stay in use, so that everybody goes on seeing what was written.
+                    log.error(
+                        "files that were closed cannot be recorded", files=len(closed), reason=str(error)
+                    )
+                    continue
+                for content in closed:
+                    if content.local and not content.unlinked:
+                        self._services.publisher.note(content.ino)
+                    try:
+                        await self._forget_open(content)
+                    except TierfsError as error:
+                        log.warning("a file was not closed in good order", ino=content.ino, reason=str(error))
+        finally:
+            self._is_saving = False
+
+    async def _forget_open(self, content: FileContent) -> None:
         if content.users == 1:
             self._services.readahead.forget(content.ino)
         await self._contents.release(content)

@@ -28,7 +28,7 @@ RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 RESERVED_NAME = b".tierfs"
 DIRECTORY_PAGE = 256
-FORGET_BATCH = 256
+FORGET_BATCH = 512
 
 
 class Names:
@@ -106,7 +106,7 @@ class Names:
                 now_ns=now_ns,
             )
 
-        inode = await self._db.commit(make)
+        inode = await self._db.commit(make, lazy=True)
         self._services.orphans.add(inode.ino)
         return inode
 
@@ -277,8 +277,9 @@ class Names:
         def reap(txn: WriteTransaction) -> list[Inode]:
             return [inode for ino in batch if (inode := tree.reap(txn, ino)) is not None]
 
-        inodes = await self._db.commit(reap, hurried=False)
+        inodes = await self._db.commit(reap, hurried=False, lazy=True)
         if self._services.lend is not None:
+            await self._db.settled()
             async with trio.open_nursery() as nursery:
                 for inode in inodes:
                     nursery.start_soon(self._drop, inode)

@@ -30,17 +30,17 @@ request_number: ContextVar[int] = ContextVar("request_number", default=0)
 
 
 async def commit(db: Database, change: Callable[[WriteTransaction], T]) -> T:
-    """``db.commit(change)``, and the number of the request with it."""
+    """``db.commit(change, lazy=True)``, and the number of the request with it."""
     number = request_number.get()
     if not number:
-        return await db.commit(change)
+        return await db.commit(change, lazy=True)
 
     def change_once(txn: WriteTransaction) -> T:
         result = change(txn)
         repeats.note_done(txn, number)
         return result
 
-    result = await db.commit(change_once)
+    result = await db.commit(change_once, lazy=True)
     die_if_told()
     return result
 

@@ -5,9 +5,10 @@ function that raises is undone alone. A reply goes out after the commit of its g
 is what a reader, in this process or another, sees. Changes that another process asks for, many in a row, are
 taken and answered by the commit thread itself (``Source``), so that no second thread has to wake up.
 
-Durability. ``sync=True, metasync=False``: the pages of every commit are on the device before its header is
-written, so a power cut can lose the last commits but cannot damage what is there; ``durable=True`` (and
-``sync``) also forces the header out. A killed process loses nothing that was acknowledged.
+Durability. A killed process loses nothing that was acknowledged. What a power cut leaves is told by
+``durability``: the state of one moment. A commit returns when a power cut cannot undo it any more, nor what
+was committed before; but a group of *lazy* changes, of those that applications make to names, only becomes so
+within ``_LAZY_S``, unless somebody asks for it before (``durable=True``, ``sync``): see fsync(2).
 
 LMDB must never be opened twice in one process; ``open`` takes ``LOCK`` in the directory for the engine and
 py-lmdb itself refuses a second environment on the same files.
@@ -33,6 +34,7 @@ import trio
 
 from tierfs.errors import DamagedRecord, NamespaceError, TierfsError
 from tierfs.namespace import environment, schema
+from tierfs.namespace.durability import Checkpoints
 from tierfs.namespace.transaction import HISTORY_TABLES, TABLES, Tables
 from tierfs.namespace.transaction import ReadTransaction as ReadTransaction
 from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
@@ -45,6 +47,8 @@ _GROUP_MAX_NS: Final = 20_000_000
 _FULL_BYTES: Final = 1024 * 1024
 _UNHURRIED_MS: Final = 5
 """For how long a change that nobody waits for may wait for others to share their transaction."""
+_LAZY_S: Final = 0.05
+"""For how long a power cut may undo a change that did not wait for the device."""
 _AWAKE, _UNTIL_HURRIED, _UNTIL_ANY = range(3)
 
 
@@ -88,6 +92,8 @@ class Change(Generic[T]):
 
     checks_first = False
     """``run`` raises a ``TierfsError`` before it writes, or not at all: no nested transaction is needed."""
+    lazy = False
+    """A power cut may undo it for a moment longer: see the module docstring."""
 
     def __init__(self, durable: bool = False) -> None:
         self.durable = durable
@@ -114,11 +120,12 @@ class Source(Protocol):
 
 
 class _Job(Change[T]):
-    __slots__ = ("done", "fn", "task", "token")
+    __slots__ = ("done", "fn", "lazy", "task", "token")
 
-    def __init__(self, fn: Callable[[WriteTransaction], T], durable: bool) -> None:
+    def __init__(self, fn: Callable[[WriteTransaction], T], durable: bool, lazy: bool = False) -> None:
         super().__init__(durable)
         self.fn = fn
+        self.lazy = lazy
         self.task: trio.lowlevel.Task | None = None
         self.token: trio.lowlevel.TrioToken | None = None
         self.done: threading.Event | None = None
@@ -159,6 +166,13 @@ class Database:
         self._wake = -1
         self._ends = False
         self._committer: threading.Thread | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._undurable = threading.Event()
+        """Something has been committed that a power cut may undo."""
+        self._ended = threading.Event()
+        self._awaiting: list[_Job[Any]] = []
+        """They wait until a power cut cannot undo what has been committed."""
+        self._syncer: threading.Thread | None = None
         self._closed = False
 
     # -- opening and closing --------------------------------------------------------------------------
@@ -189,13 +203,18 @@ class Database:
         if not read_only:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock_fd = environment.lock(directory)
+        boot_id = environment.boot_id()
         try:
+            environment.restore(path, boot_id, lock_fd)
             env = environment.open_env(path, read_only)
         except BaseException:
             if lock_fd is not None:
                 os.close(lock_fd)
             raise
+        checkpoints = None
         try:
+            if not read_only:
+                checkpoints = Checkpoints.start(env, path, boot_id)
             tables = Tables()
             for name in TABLES:
                 setattr(tables, name, env.open_db(name.encode(), create=not read_only))
@@ -206,16 +225,19 @@ class Database:
             db = cls(env, tables, directory, lock_fd, read_only)
             with db.snapshot() as txn:
                 environment.check_meta(txn, path, source, prefix)
-            if not read_only:
+            if checkpoints is not None:
+                db._checkpoints = checkpoints
                 db._start(now_ns(), source, prefix)
                 if is_new:
                     environment.sync_names(path)
             return db
         except BaseException as error:
+            if checkpoints is not None:
+                checkpoints.close()
             env.close()
             if lock_fd is not None:
                 os.close(lock_fd)
-            if isinstance(error, lmdb.Error):
+            if isinstance(error, (lmdb.Error, OSError)):
                 raise NamespaceError(f"{path}: {error}") from error
             raise
 
@@ -239,6 +261,8 @@ class Database:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._committer = threading.Thread(target=self._commit_loop, name="namespace-commit", daemon=True)
         self._committer.start()
+        self._syncer = threading.Thread(target=self._sync_loop, name="namespace-sync", daemon=True)
+        self._syncer.start()
         self.commit_now(note_start, durable=True)
 
     def check_readers(self) -> int:
@@ -250,15 +274,26 @@ class Database:
         """Commit what is queued, note the clean end, close. Nobody may read or commit any more."""
         if self._closed:
             return
+        try:
+            if self._committer is not None:
+                self.commit_now(_note_clean_close, durable=True)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._closed = True
         if self._committer is not None:
-            self.commit_now(_note_clean_close, durable=True)
-            self._closed = True
             self._ends = True
             os.eventfd_write(self._wake, 1)
             self._committer.join()
-        self._closed = True
+        if self._syncer is not None:
+            self._ended.set()
+            self._undurable.set()
+            self._syncer.join()
         if self._wake >= 0:
             os.close(self._wake)
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         self._env.close()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -291,26 +326,34 @@ class Database:
     # -- writing --------------------------------------------------------------------------------------
 
     async def commit(
-        self, fn: Callable[[WriteTransaction], T], *, durable: bool = False, hurried: bool = True
+        self,
+        fn: Callable[[WriteTransaction], T],
+        *,
+        durable: bool = False,
+        hurried: bool = True,
+        lazy: bool = False,
     ) -> T:
         """Run ``fn`` in the next transaction and return its result once that is committed.
 
-        Not cancellable once queued: a caller never has to ask whether its change happened. ``durable``: also
-        wait until a power cut cannot undo it. Not ``hurried``: wait some milliseconds for others to share the
-        transaction with; ``fn`` checks before it writes. Raises what ``fn`` raised (then nothing was
-        written), or ``NamespaceError`` with the errno of a commit that failed (then neither was anything).
+        Not cancellable once queued: a caller never has to ask whether its change happened. A power cut cannot
+        undo it then, unless it is ``lazy``. ``durable``: everybody has to hear if that cannot be had. Not
+        ``hurried``: wait some milliseconds for others to share the transaction with; ``fn`` checks before it
+        writes. Raises what ``fn`` raised (then nothing was written), or ``NamespaceError`` with the errno of
+        a commit that failed (then neither was anything), or whose pages the device has refused.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         unhurried = not (hurried or durable)
-        job = _UnhurriedJob(fn, durable) if unhurried else _Job(fn, durable)
+        job = _UnhurriedJob(fn, durable, lazy) if unhurried else _Job(fn, durable, lazy and not durable)
         job.task = trio.lowlevel.current_task()
         job.token = trio.lowlevel.current_trio_token()
         self._enqueue(job, hurried=not unhurried)
         return cast(T, await trio.lowlevel.wait_task_rescheduled(_not_cancellable))
 
-    def commit_now(self, fn: Callable[[WriteTransaction], T], *, durable: bool = False) -> T:
+    def commit_now(
+        self, fn: Callable[[WriteTransaction], T], *, durable: bool = False, lazy: bool = False
+    ) -> T:
         """The same for start-up, tools and worker threads: blocks. Never on a running trio thread."""
-        job = _Job(fn, durable)
+        job = _Job(fn, durable, lazy and not durable)
         job.done = threading.Event()
         self._enqueue(job)
         job.done.wait()
@@ -321,6 +364,18 @@ class Database:
     async def sync(self) -> None:
         """Everything committed so far survives a power cut."""
         await self.commit(_nothing, durable=True)
+
+    async def settled(self) -> None:
+        """The same, in no hurry: it will be so soon anyway. Not cancellable. Raises ``NamespaceError``."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._closed or self._syncer is None:
+            raise NamespaceError("the namespace is closed or was opened read-only")
+        job = _Job(_nothing, True)
+        job.task = trio.lowlevel.current_task()
+        job.token = trio.lowlevel.current_trio_token()
+        self._awaiting.append(job)
+        self._undurable.set()
+        await trio.lowlevel.wait_task_rescheduled(_not_cancellable)
 
     def serve(self, source: Source) -> None:
         """From now on changes come from there as well. Once, from the trio thread."""
@@ -366,6 +421,22 @@ class Database:
             if waiting:
                 self._deliver(self._commit_group(waiting))
 
+    def _sync_loop(self) -> None:
+        """Make durable, a little later, what nobody waits for."""
+        checkpoints = cast(Checkpoints, self._checkpoints)
+        while True:
+            self._undurable.wait()
+            if self._ended.wait(_LAZY_S):
+                return
+            self._undurable.clear()
+            awaiting, self._awaiting = self._awaiting, []
+            try:
+                checkpoints.take()
+            except NamespaceError as error:  # said in the log; all that comes later is refused
+                for job in awaiting:
+                    job.error = error
+            self._wake_tasks(awaiting)
+
     def _sleep(self, poller: select.poll, until: int, timeout_ms: int) -> None:
         """Until somebody has something to commit, or the time is over."""
         self._sleeps = until
@@ -383,7 +454,9 @@ class Database:
         """Run changes from the left of ``waiting`` in one transaction; returns those, with their results."""
         group: list[Change[Any]] = []
         raw: lmdb.Transaction[bytes] | None = None
+        checkpoints = cast(Checkpoints, self._checkpoints)
         try:
+            checkpoints.check()
             raw = self._env.begin(write=True)
             if len(waiting) == 1:
                 group.append(job := waiting.popleft())
@@ -399,8 +472,10 @@ class Database:
                 self._run_all(waiting, group, raw, nested=True)
             raw.commit()
             self.commits += 1
-            if any(job.durable for job in group):
-                self._env.sync(True)
+            if all(job.lazy for job in group):
+                self._undurable.set()
+            else:
+                checkpoints.take()
         except Exception as error:  # the committer must outlive everything: callers wait for it
             if raw is not None:
                 with contextlib.suppress(lmdb.Error):
@@ -441,17 +516,25 @@ class Database:
 
     def _deliver(self, group: list[Change[Any]]) -> None:
         """Wake or answer whoever waits for these changes; tasks with one message per trio run."""
-        by_token: dict[trio.lowlevel.TrioToken, list[_Job[Any]]] = {}
+        tasks: list[_Job[Any]] = []
         others: list[Change[Any]] = []
         for job in group:
             if not isinstance(job, _Job):
                 others.append(job)
             elif job.done is not None:
                 job.done.set()
-            elif job.token is not None:
-                by_token.setdefault(job.token, []).append(job)
+            else:
+                tasks.append(job)
         if others and self._source is not None:
             self._source.finish(others)
+        if tasks:
+            self._wake_tasks(tasks)
+
+    def _wake_tasks(self, tasks: Sequence[_Job[Any]]) -> None:
+        by_token: dict[trio.lowlevel.TrioToken, list[_Job[Any]]] = {}
+        for job in tasks:
+            if job.token is not None:
+                by_token.setdefault(job.token, []).append(job)
         for token, jobs in by_token.items():
             # A run that has ended has nobody waiting.
             with contextlib.suppress(trio.RunFinishedError):

@@ -13,7 +13,7 @@ import lmdb
 
 from tierfs.boot import boot_id as boot_id
 from tierfs.errors import ConfigError, FormatError, NamespaceError
-from tierfs.namespace import records, schema
+from tierfs.namespace import durability, records, schema
 from tierfs.namespace.transaction import HISTORY_TABLES, TABLES, ReadTransaction, WriteTransaction
 
 _MAP_SIZES_BYTES: Final = tuple(gib * 1024**3 for gib in (1024, 256, 64, 16, 4, 1))
@@ -52,8 +52,7 @@ def open_env(path: Path, read_only: bool) -> lmdb.Environment:
                 map_size=map_size,
                 max_dbs=len(TABLES) + len(HISTORY_TABLES) + 3,
                 max_readers=_MAX_READERS,
-                metasync=False,
-                sync=True,
+                sync=False,  # see ``durability``
                 readahead=False,
                 mode=0o700,
                 readonly=read_only,
@@ -65,6 +64,26 @@ def open_env(path: Path, read_only: bool) -> lmdb.Environment:
         except lmdb.Error as error:
             raise NamespaceError(f"cannot open {path}: {error}") from error
     raise NamespaceError(f"cannot map {path}: {failure}")
+
+
+def restore(path: Path, boot_id: bytes, lock_fd: int | None) -> None:
+    """After a power cut: see ``durability``. ``lock_fd`` None: the caller has not locked the directory.
+
+    Raises ``NamespaceError``.
+    """
+    try:
+        if not durability.needs_restore(path, boot_id):
+            return
+        if lock_fd is not None:
+            durability.restore(path, boot_id)
+            return
+        own = lock(path.parent)  # whoever has it locked has restored it, and is about to say so
+        try:
+            durability.restore(path, boot_id)
+        finally:
+            os.close(own)
+    except OSError as error:
+        raise NamespaceError(f"{path} has to be brought back to a state that is whole: {error}") from error
 
 
 def open_history(env: lmdb.Environment, name: str, read_only: bool) -> Any:

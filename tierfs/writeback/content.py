@@ -14,7 +14,7 @@ for the lock instead of writing into a file that is about to become immutable.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -236,6 +236,8 @@ class ContentTable:
         if self._contents.get(content.ino) is content:
             del self._contents[content.ino]
         staging, content.staging = content.staging, None
+        if staging is not None and not content.unlinked and staging.close_now():
+            return
         with self._changing_now(content.ino):
             if content.unlinked and not content.linkable:
                 await self._drop(content, staging)
@@ -255,7 +257,7 @@ class ContentTable:
     async def drop_unlinked(self, inode: Inode, *, is_reaped: bool = False) -> None:
         """The last name of ``inode`` is gone: its bytes go now, or when the last user leaves.
 
-        ``is_reaped``: the inode itself has gone in a later commit, which has made that of the name durable.
+        ``is_reaped``: the inode itself has gone, durably.
         """
         if not inode.is_regular:
             return
@@ -561,30 +563,65 @@ class ContentTable:
         if content.local:
             self._cache.note_mtime(content.content_id, mtime_ns)
 
-    async def save(self, content: FileContent, *, durable: bool = False, hurried: bool = True) -> None:
+    async def save(self, content: FileContent, *, durable: bool = False) -> None:
         """Bring size and times into the namespace (flush, close, fsync). See ``Database.commit``."""
         if not content.unsaved:
             if durable:
                 await self._db.sync()
             return
-        size, mtime, ctime = content.size_bytes, content.mtime_ns, content.ctime_ns
-
-        def record(txn: WriteTransaction) -> None:
-            inode = tree.get(txn, content.ino)
-            newest = max(inode.ctime_ns, ctime)
-            schema.put_inode(
-                txn, schema.replace_inode(inode, size_bytes=size, mtime_ns=mtime, ctime_ns=newest)
-            )
-
-        self.note_mtime(content, mtime)
+        state = _State.of(content)
+        self.note_mtime(content, state.mtime_ns)
         try:
-            await self._db.commit(record, durable=durable, hurried=hurried)
+            await self._db.commit(state.record, durable=durable, lazy=True)
         except NotFound:
             if not content.unlinked:
                 raise
         # Only now: until the commit is visible everybody has to see the values laid over the record.
-        if (content.size_bytes, content.mtime_ns, content.ctime_ns) == (size, mtime, ctime):
+        if state == _State.of(content):
             content.unsaved = False
+
+    async def save_together(self, contents: Iterable[FileContent]) -> None:
+        """``save`` in no hurry, in one commit, for files that are closed. Who has no inode is left out."""
+        states: dict[int, tuple[FileContent, _State]] = {}
+        for content in contents:
+            if content.unsaved and content.ino not in states:
+                states[content.ino] = content, _State.of(content)
+                self.note_mtime(content, content.mtime_ns)
+        if not states:
+            return
+
+        def record(txn: WriteTransaction) -> None:
+            for _, state in states.values():
+                with suppress(NotFound):
+                    state.record(txn)
+
+        await self._db.commit(record, hurried=False, lazy=True)
+        for content, state in states.values():
+            if state == _State.of(content):
+                content.unsaved = False
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Of a content, what is recorded of it."""
+
+    ino: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, content: FileContent) -> _State:
+        return cls(content.ino, content.size_bytes, content.mtime_ns, content.ctime_ns)
+
+    def record(self, txn: WriteTransaction) -> None:
+        """Raises ``NotFound``."""
+        inode = tree.get(txn, self.ino)
+        newest = max(inode.ctime_ns, self.ctime_ns)
+        schema.put_inode(
+            txn,
+            schema.replace_inode(inode, size_bytes=self.size_bytes, mtime_ns=self.mtime_ns, ctime_ns=newest),
+        )
 
 
 def _content_of(inode: Inode, ref: ObjectRef | None) -> FileContent:

@@ -87,6 +87,15 @@ long tierfs_answer_getattr(const struct tierfs_request *request)
     return sizeof(reply);
 }
 
+/*
+ * No file has a label unless one is set: a file system that does not know labels says so. Who asks for that of every
+ * file, ls(1) for example, asks once then.
+ */
+static long absent_attribute(const char *name)
+{
+    return strcmp(name, "security.selinux") == 0 ? -EOPNOTSUPP : -ENODATA;
+}
+
 long tierfs_answer_getxattr(const struct tierfs_request *request)
 {
     static const char *const namespaces[] = {"user.", "trusted.", "security."};
@@ -107,7 +116,7 @@ long tierfs_answer_getxattr(const struct tierfs_request *request)
     status = tierfs_find_inode(request->reader, request->header->nodeid, &inode);
     if (status != 0)
         return tierfs_reply_of(status);
-    return inode.flags & TIERFS_HAS_XATTR ? TIERFS_RELAY : -ENODATA;
+    return inode.flags & TIERFS_HAS_XATTR ? TIERFS_RELAY : absent_attribute(name);
 }
 
 long tierfs_answer_listxattr(const struct tierfs_request *request)

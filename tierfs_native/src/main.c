@@ -433,6 +433,8 @@ static void make_view(struct front *front, const struct tierfs_packet *packet)
         return;
     }
     tierfs_relay_lists_plainly(front->relay);
+    if (!said.close_waits)
+        tierfs_relay_closes_untold(front->relay);
     make_small(front, packet, tiers);
     make_noopen(front, &said);
     front->wants_ring = said.transport == TIERFS_TRANSPORT_RING;

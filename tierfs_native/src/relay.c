@@ -42,6 +42,7 @@ struct tierfs_relay {
     bool attached;   /* it takes requests */
     bool initialised; /* the kernel has its answer to INIT */
     bool lists_plainly;
+    bool closes_untold;
     bool takes_places;
     bool truncates_apart;
     bool replaying;  /* an INIT was sent again; its answer is to be swallowed */
@@ -485,6 +486,8 @@ static bool note_opened(struct tierfs_relay *relay, const struct tierfs_request 
         out->backing_id = id;
         if (tells_close)
             tierfs_backing_tell_close(relay->links.backing, handle->ino);
+        else if (relay->closes_untold) /* what was stored into a mapping is in the file already */
+            out->open_flags |= FOPEN_NOFLUSH;
     }
     if (asked->opcode != FUSE_OPENDIR)
         out->open_flags &= ~(TIERFS_OPEN_MAY_PASS | TIERFS_OPEN_TELL_CLOSE);
@@ -823,6 +826,13 @@ void tierfs_relay_lists_plainly(struct tierfs_relay *relay)
 {
     pthread_mutex_lock(&relay->lock);
     relay->lists_plainly = true;
+    pthread_mutex_unlock(&relay->lock);
+}
+
+void tierfs_relay_closes_untold(struct tierfs_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->closes_untold = true;
     pthread_mutex_unlock(&relay->lock);
 }
 

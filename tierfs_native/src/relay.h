@@ -59,6 +59,9 @@ void tierfs_relay_takes_places(struct tierfs_relay *relay);
 /* READDIR without attributes, which pyfuse3 does not know, never comes here: the kernel may choose it. Before INIT. */
 void tierfs_relay_lists_plainly(struct tierfs_relay *relay);
 
+/* Who closes a file that is passed through need not ask (FLUSH), unless its open says so. Before INIT. */
+void tierfs_relay_closes_untold(struct tierfs_relay *relay);
+
 /*
  * An open that truncates comes here in two parts. Where opens are not asked for, the kernel would believe to have
  * truncated a file that nobody may change. Before INIT.
