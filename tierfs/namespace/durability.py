@@ -1,11 +1,11 @@
 """What a power cut leaves of the namespace, where most commits do not wait for the device.
 
-A commit is visible, to this process and to others, once its pages and LMDB's header are in the page cache:
-it survives every process. LMDB runs with ``sync=False``, so nothing orders what reaches the device by
-itself, and after a power cut its header may speak of pages that never got there. So that header is not believed then.
-``Checkpoints`` keeps another one, in a file of its own:
+A commit is visible, to this process and to others, once its pages and LMDB's header are in the page cache;
+then it survives every process. LMDB runs with ``sync=False``: nothing orders what reaches the device by
+itself, and after a power cut its header may speak of pages that never got there. So that header is not
+believed then. ``Checkpoints`` keeps another one, in a file of its own:
 
-1. *pin*: a read transaction is opened at the newest commit. As long as it lives, LMDB writes into no page that
+1. *pin*: a read transaction is opened at the newest commit. While it lives, LMDB writes into no page that
    this state of the tree consists of.
 2. *sync*: all pages written so far are synced, those of the pinned state among them.
 3. *note*: the header of that state is written into one of two slots of the file ``durable``, and synced.
