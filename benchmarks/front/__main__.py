@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.front import costs, entries, misses, names, reads, small, transport, writes
+from benchmarks.front import costs, entries, misses, names, null, reads, small, transport, writes
 from benchmarks.front.places import MIB, QUICK, TINY, Data, Place, Scale, make_data, mounted, on_tmpfs
 from benchmarks.front.report import Findings, report_of
 from benchmarks.loops import LoopFailed
@@ -104,16 +104,30 @@ class Run:
                     local=("large", "small"),
                 )
             )
+            asked = self._null(stack, data)
             self.part("reads", lambda: reads.measure(lines, scale, data, place, self.rounds()))
-            self.part("small", lambda: self._small(data, place))
+            self.part("small", lambda: self._small(data, place, asked))
             self.part("batches", lambda: small.measure_batches(lines, scale, data, place, self.rounds()))
-            self.part("names", lambda: names.measure(lines, scale, data, place, self.rounds()))
-            self.part("changes", lambda: names.measure_changes(lines, scale, beside, place, self.rounds()))
+            self.part("names", lambda: names.measure(lines, scale, data, place, asked, self.rounds()))
+            self.part(
+                "changes",
+                lambda: names.measure_changes(lines, scale, beside, place, asked, self.rounds()),
+            )
             self.part("writes", lambda: writes.measure(lines, scale, beside, place, self.rounds()))
             self.part("misses", lambda: self._misses(place, faults))
             self.part("costs", lambda: self._costs(data, beside, place))
 
-    def _small(self, data: Data, place: Place) -> None:
+    def _null(self, stack: contextlib.ExitStack, data: Data) -> null.NullMount | None:
+        """The mount whose daemon does nothing, where a part compares with it and it can be had."""
+        if not WITH_NULL.intersection(self._parts):
+            return None
+        why = null.why_not()
+        if why:
+            self.found.skipped.append(why)
+            return None
+        return stack.enter_context(null.mounted(data, self._work_dir / "null"))
+
+    def _small(self, data: Data, place: Place, asked: null.NullMount | None) -> None:
         tier_bytes = 2 * data.small.total_bytes + 256 * MIB
         with mounted(
             data,
@@ -123,7 +137,9 @@ class Run:
             options=("--read-only", "--open-mode", "none"),
             local=("small",),
         ) as read_only:
-            small.measure(self.found.lines, data, place, read_only, self.rounds())
+            small.measure(
+                self.found.lines, data, place, read_only, asked.data if asked else None, self.rounds()
+            )
 
     def _misses(self, place: Place, faults: Path) -> None:
         self.found.latencies = misses.measure(self.found.lines, self.scale, place, faults, self.rounds())
@@ -183,6 +199,8 @@ WEIGHTS = {
 """The parts, and each one's share of the time."""
 ON_THEIR_OWN = {"tmpfs", "entries", "transport"}
 """Those that make their own mounts and data."""
+WITH_NULL = {"small", "names", "changes"}
+"""Those in which the kernel asks the front for everything."""
 
 
 def facts_of(scale: Scale, began_s: float, load: float) -> list[tuple[str, str]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from benchmarks.samples import Metric, show
 
-MOUNT, PLAIN = "mount", "plain"
+MOUNT, PLAIN, NULL = "mount", "plain", "null"
+"""``NULL``: a FUSE daemon that does nothing; see ``benchmarks.front.null``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,17 @@ class Line:
             f"{ratio:.2f}" if ratio is not None else "-",
             self.wanted.text(self.metric.unit) if self.wanted is not None else "",
             self.verdict,
+            *self._limit_cells(),
         ]
+
+    def _limit_cells(self) -> list[str]:
+        """What a daemon that does nothing reaches, and the mount's share of that."""
+        limit, share = self.metric.ratio(NULL, PLAIN), self.metric.ratio(MOUNT, NULL)
+        if limit is None or share is None:
+            return ["", ""]
+        if self.wanted is not None and self.wanted.absolute:
+            return [f"{show(self.metric.median(NULL) or 0.0)} {self.metric.unit}", f"{share:.2f}"]
+        return [f"{limit:.2f} x plain", f"{share:.2f}"]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -84,7 +95,7 @@ class Line:
         }
 
 
-HEAD = ["", "unit", "mount [min-max]", "plain [min-max]", "x plain", "wanted", ""]
+HEAD = ["", "unit", "mount [min-max]", "plain [min-max]", "x plain", "wanted", "", "null daemon", "x null"]
 
 
 def _with_spread(metric: Metric, target: str) -> str:

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.front import metadata
-from benchmarks.front.lines import MOUNT, PLAIN, Lines, Wanted, alternate
+from benchmarks.front.lines import MOUNT, NULL, PLAIN, Lines, Wanted, alternate
+from benchmarks.front.null import NullMount
 from benchmarks.front.places import Data, Place, Scale, drop
 from tierfs.bench.files import FileSet
 from tierfs.bench.loops import on_each
@@ -42,9 +43,16 @@ def walk(command: Sequence[str], files: FileSet) -> float:
     return len(files.entries) / (time.monotonic() - start)
 
 
-def measure(lines: Lines, scale: Scale, plain: Data, place: Place, rounds: Iterable[int]) -> None:
-    """Raises BenchFailed, CalledProcessError."""
+def measure(
+    lines: Lines, scale: Scale, plain: Data, place: Place, null: NullMount | None, rounds: Iterable[int]
+) -> None:
+    """``null``: a mount whose daemon does nothing, if there is one.
+
+    Raises BenchFailed, CalledProcessError.
+    """
     data = {PLAIN: plain, MOUNT: place.data}
+    if null is not None:
+        data[NULL] = null.data
     paths = {who: found.small.first(scale.stat_count).paths() for who, found in data.items()}
     for every in data.values():
         subprocess.run(("ls", "-lR", "."), cwd=every.listed.root, stdout=subprocess.DEVNULL, check=True)
@@ -74,10 +82,14 @@ def _dropped(measured: Callable[[], float]) -> float:
     return measured()
 
 
-def measure_changes(lines: Lines, scale: Scale, plain: Path, place: Place, rounds: Iterable[int]) -> None:
+def measure_changes(
+    lines: Lines, scale: Scale, plain: Path, place: Place, null: NullMount | None, rounds: Iterable[int]
+) -> None:
     """Create, rename and unlink files, in a new directory of the mount and beside the plain one."""
     for number in rounds:
         places = {PLAIN: plain, MOUNT: place.mounted.mountpoint}
+        if null is not None:
+            places[NULL] = null.mountpoint
         for who in reversed(list(places)) if number % 2 else places:
             directory = places[who] / f"changes{number}"
             directory.mkdir()

@@ -19,7 +19,9 @@ MEANING = (
     "turns around; a figure is the median of the rounds with the smallest and the largest, and 'x plain' the "
     "median of the ratios of the rounds, above 1 where the mount is better. dropped: the kernel has "
     "forgotten data, dentries and inodes of everybody. hot: all was read once since. Loops are of Python, "
-    "except where fio is named; both sides pay for that alike."
+    "except where fio is named; both sides pay for that alike. null daemon: the same through a FUSE daemon "
+    "in C that answers everything at once, from memory, with zeros for bytes (benchmarks/front/null.py): no "
+    "file system that the kernel asks can do better on this machine; 'x null' is the mount's share of that."
 )
 
 

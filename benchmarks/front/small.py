@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks import batch
-from benchmarks.front.lines import MOUNT, PLAIN, Lines, Wanted
+from benchmarks.front.lines import MOUNT, NULL, PLAIN, Lines, Wanted
 from benchmarks.front.places import LOCAL_LIMIT_S, Data, Place, Scale, drop, may_drop
 from tierfs.batch import read_many, status
 from tierfs.bench.files import FileSet, share
@@ -36,11 +36,21 @@ def epoch(files: FileSet, readers: int, number: int) -> float:
     return outcome.operations / outcome.seconds
 
 
-def measure(lines: Lines, plain: Data, place: Place, read_only: Place | None, rounds: Iterable[int]) -> None:
-    """``read_only``: a mount of the same with ``--read-only``, if there is one. Raises BenchFailed."""
+def measure(
+    lines: Lines,
+    plain: Data,
+    place: Place,
+    read_only: Place | None,
+    null: Data | None,
+    rounds: Iterable[int],
+) -> None:
+    """``read_only``: a mount of the same with ``--read-only``; ``null``: one whose daemon does nothing; both
+    if they are there. Raises BenchFailed."""
     files = {PLAIN: plain.small, MOUNT: place.data.small}
     if read_only is not None:
         files[READ_ONLY] = read_only.data.small
+    if null is not None:
+        files[NULL] = null.small
     for number in rounds:
         for readers in READERS:
             _round(lines, files, False, readers, number)
@@ -58,8 +68,9 @@ def _round(lines: Lines, files: Mapping[str, FileSet], hot: bool, readers: int, 
         if not hot:
             drop()
         rates[who] = epoch(files[who], readers, number)
-    for who in (PLAIN, MOUNT):
-        metric.add(who, rates[who])
+    for who in (PLAIN, MOUNT, NULL):
+        if who in rates:
+            metric.add(who, rates[who])
     if READ_ONLY in rates:
         wanted = Wanted(HOT_READ_ONLY) if hot else None
         metric = lines.line(SECTION, f"--read-only mount, {words}", "files/s", wanted)

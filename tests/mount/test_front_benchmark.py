@@ -36,6 +36,9 @@ def test_it_runs_and_writes_what_it_found(base_dir: Path) -> None:
     assert len(both) >= 8
     assert all(line["medians"]["mount"] > 0 for name, line in lines.items() if name in both)
     assert all(line["verdict"] in ("met", "MISSED") for line in lines.values())
+    changes = [line for line in lines.values() if "process" in line["name"] and line["section"].startswith("Names")]
+    assert len(changes) == 4
+    assert all(line["medians"]["null"] > 0 for line in changes)
     assert [size["entries"] for size in found["sizes"]] == [1000]
     assert "wanted" in done.stdout
     assert [path.name for path in base_dir.iterdir()] == ["found.json"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.front import imported
-from benchmarks.front.lines import MOUNT, PLAIN, Lines, Wanted, alternate
+from benchmarks.front.lines import MOUNT, NULL, PLAIN, Lines, Wanted, alternate
 from benchmarks.front.report import Findings, report_of
 from tierfs.namespace import dump, tree
 from tierfs.namespace.db import Database
@@ -34,6 +34,17 @@ def test_verdicts(wanted: Wanted | None, mount: list[float], plain: list[float],
     assert lines.every[0].verdict == verdict
     assert lines.line("reads", "a line", "GB/s") is metric
     assert bool(lines.missed()) == (verdict in ("MISSED", "not measured"))
+
+
+def test_a_line_shows_what_a_daemon_that_does_nothing_reaches() -> None:
+    lines = Lines()
+    share = lines.line("small", "share", "files/s", Wanted(0.9))
+    rate = lines.line("small", "rate", "1/s", Wanted(3000.0, absolute=True))
+    for metric in (share, rate):
+        for who, value in ((MOUNT, 200.0), (PLAIN, 1000.0), (NULL, 250.0)):
+            metric.add(who, value)
+    assert lines.every[0].cells()[-2:] == ["0.25 x plain", "0.80"]
+    assert lines.every[1].cells()[-2:] == ["250 1/s", "0.80"]
 
 
 def test_a_time_counts_as_better_when_it_is_shorter() -> None:
