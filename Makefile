@@ -6,11 +6,12 @@ SECONDS = 60
 FUZZERS =
 COMPARE =
 TRAINING =
+FRAMEWORKS =
 STRIKES = 200
 SEED =
 SANITIZE = address;undefined
 
-.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench compare training faults clean
+.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench compare training frameworks faults clean
 
 help:
 	@echo "make install      system packages, .venv, .venv/bin/tierfs"
@@ -25,6 +26,7 @@ help:
 	@echo "make compare      tierfs and its peers, side by side, 30 minutes (COMPARE=--quick: 5)"
 	@echo "make faults       kills, outages, power cuts at a mount (STRIKES=200 SEED=7), everything checked after each"
 	@echo "make training     data loaders, model files and DLIO on a mount and on a directory"
+	@echo "make frameworks   Lightning and Hugging Face's Trainer with checkpoints on a mount (installs some GB)"
 
 install:
 	sh deploy/install.sh
@@ -74,6 +76,9 @@ compare:
 
 training:
 	sh benchmarks/training/run.sh $(TRAINING)
+
+frameworks:
+	sh benchmarks/frameworks/run.sh $(FRAMEWORKS)
 
 # Prints its seed; an episode that fails is kept and named.
 faults:

@@ -6,6 +6,13 @@ is found. Then the same shards come back to a mount that has nothing local. All 
 program starts, in rounds that alternate; ratios are formed within a round. What the lines mean:
 
 * *pulse*: from the first write to the last close, that is how long training is blocked.
+* *absorb*: the same without fsync, so that memory takes it. Against *memory*, a directory in a tmpfs, and a
+  plain directory. *tierfs-ram* has a RAM tier before the disk.
+* *second pulse*: another one at the moment when the first has ended and is being uploaded, both within the
+  dirty limit. Against a plain directory that nobody drains: on few processors server, uploads and writers
+  stand in each other's way.
+* *over the limit*: the same with a dirty limit of one pulse, so that writers are slowed; the rate at which
+  they can write. Every write has to succeed in both.
 * *save*: the same within ``tierfs.checkpoint.save``, one call per process, until it returns in all of them.
 * *drain*: from the end of the pulse until all of it is in the store. tierfs does not upload before: its
   upload delay is set to an hour, and ``tierfs flush`` ends it (the start of this command is counted). Against
@@ -50,6 +57,18 @@ from benchmarks.compare.peers import (
 from benchmarks.compare.stage import find_binaries, stage
 from benchmarks.loops import Outcome, Task, Timed, read_files, together, write_file
 from benchmarks.plan import pieces
+from benchmarks.pulses import (
+    MEMORY,
+    TIERFS,
+    TIERFS_RAM,
+    Draining,
+    Memory,
+    Waiting,
+    WaitingRam,
+    memory_missing,
+    two_pulses,
+    unsynced,
+)
 from benchmarks.quick import machine
 from benchmarks.samples import Metric, table
 from benchmarks.servers import ServerFailed, credentials
@@ -61,9 +80,12 @@ RAW_READERS = 16
 UPLOADERS = (8, 16)
 LIMIT_S = 900.0
 """For one step of one target."""
-PLAIN, TIERFS, UPLOADER, RAW = "plain", "tierfs", "uploader", "raw"
+PLAIN, UPLOADER, RAW = "plain", "uploader", "raw"
 GOALS = {
     "pulse": (PLAIN, 1 / 1.1),
+    "absorb": (MEMORY, 0.9),
+    "second pulse": (PLAIN, 1 / 1.1),
+    "over the limit": (UPLOADER, 0.9),
     "save": (PLAIN, 1 / 1.1),
     "drain": (UPLOADER, 0.9),
     "restore": (RAW, 0.9),
@@ -88,30 +110,19 @@ class Scale:
         return [str(directory / f"rank{rank}.pt") for rank in range(self.ranks)]
 
 
-class Waiting(Tierfs):
-    """Nothing is uploaded before somebody asks for it."""
-
-    name = TIERFS
-
-    def mount_command(self) -> list[str]:
-        return [*super().mount_command(), "--upload-delay", "3600"]
-
-
-class WaitingPython(Waiting):
-    front = "python"
-
-
 class Benchmark:
     """All lines, one round at a time."""
 
-    def __init__(self, site: Site, scale: Scale, peers: Sequence[Peer]) -> None:
+    def __init__(self, site: Site, scale: Scale, peers: Sequence[Peer], front: str) -> None:
         self._site = site
         self._scale = scale
         self._peers = list(peers)
+        self._draining = (Draining(site, front, 0), Draining(site, front, scale.total_bytes))
         self.metrics = {
             name: Metric(name, unit, higher_is_better=unit != "s")
             for name, unit in (
-                ("pulse", "s"), ("save", "s"), ("drain", "MiB/s"), ("commit", "s"), ("restore", "MiB/s"),
+                ("pulse", "s"), ("absorb", "s"), ("second pulse", "s"), ("over the limit", "MiB/s"),
+                ("save", "s"), ("drain", "MiB/s"), ("commit", "s"), ("restore", "MiB/s"),
                 ("cold read", "MiB/s"),
             )
         }  # fmt: skip
@@ -119,7 +130,7 @@ class Benchmark:
     def measure(self, number: int) -> None:
         """Everybody's turn, forwards in one round and backwards in the next. Raises PeerFailed and others."""
         turns: list[Callable[[], None]] = [partial(self._peer, peer) for peer in self._peers]
-        turns.append(self._store)
+        turns += [self._second_pulse, self._over_the_limit, self._store]
         for turn in reversed(turns) if number % 2 else turns:
             turn()
 
@@ -135,13 +146,17 @@ class Benchmark:
             shards = self._scale.shards(directory)
             tasks = [write_file(path, self._scale.shard_bytes, WRITE_BYTES) for path in shards]
             blocked_s = self._timed(tasks, peer).seconds
-            self.metrics["pulse"].add(peer.name, blocked_s)
+            if peer.name != MEMORY:
+                self.metrics["pulse"].add(peer.name, blocked_s)
             if peer.name == PLAIN:
-                self.metrics["save"].add(PLAIN, blocked_s)
-            else:
+                for name in ("save", "second pulse"):
+                    self.metrics[name].add(PLAIN, blocked_s)
+            if peer.mountpoint_is_store and peer.name != TIERFS_RAM:
                 self._into_the_store(peer)
                 self._come_back(peer, shards)
-            if isinstance(peer, Tierfs):
+            if isinstance(peer, Waiting | Plain):
+                self._absorb(peer)
+            if peer.name == TIERFS:
                 saved = peer.directory / "saved"
                 ranks = range(self._scale.ranks)
                 tasks = [save_shard(saved, rank, self._scale) for rank in ranks]
@@ -153,6 +168,44 @@ class Benchmark:
         except BaseException:
             peer.abandon()
             raise
+
+    def _absorb(self, peer: Peer) -> None:
+        """A pulse that nobody syncs, when nothing is left to be written by the kernel or to be uploaded."""
+        peer.drain(LIMIT_S)
+        os.sync()
+        directory = peer.directory / "unsynced"
+        directory.mkdir()
+        tasks = [
+            unsynced(path, self._scale.shard_bytes, WRITE_BYTES) for path in self._scale.shards(directory)
+        ]
+        self.metrics["absorb"].add(peer.name, self._timed(tasks, peer).seconds)
+        shutil.rmtree(directory)
+
+    def _second_pulse(self) -> None:
+        self.metrics["second pulse"].add(TIERFS, self._two_pulses(self._draining[0]))
+
+    def _over_the_limit(self) -> None:
+        self._add_rate("over the limit", TIERFS, self._two_pulses(self._draining[1]))
+
+    def _two_pulses(self, peer: Peer) -> float:
+        """Seconds of the second one."""
+        say(f"{peer.name}, two pulses")
+        os.sync()
+        peer.forget()
+        peer.mount()
+
+        def pulse(directory: Path) -> float:
+            paths = self._scale.shards(directory)
+            tasks = [write_file(path, self._scale.shard_bytes, WRITE_BYTES) for path in paths]
+            return self._timed(tasks, peer).seconds
+
+        try:
+            _, seconds = two_pulses(peer, pulse, lambda: peer.drain(LIMIT_S))
+            peer.unmount()
+        except BaseException:
+            peer.abandon()
+            raise
+        return seconds
 
     def _into_the_store(self, peer: Peer) -> None:
         began = time.monotonic()
@@ -192,6 +245,7 @@ class Benchmark:
                 uploaded = partial(upload, url, self._scale.ranks, self._scale.shard_bytes, threads)
                 seconds.append(guarded(uploaded, LIMIT_S, lambda: None))
             self._add_rate("drain", UPLOADER, min(seconds))
+            self._add_rate("over the limit", UPLOADER, min(seconds))
             source = S3Source(url, "")
             ranges = [
                 piece
@@ -234,14 +288,20 @@ def save_shard(directory: Path, rank: int, scale: Scale) -> Task:
     return prepare
 
 
-def chosen(site: Site, front: str) -> tuple[list[Peer], list[str]]:
+def chosen(site: Site, front: str, scale: Scale) -> tuple[list[Peer], list[str]]:
     """Who takes part, and for all others why not. JuiceFS keeps its metadata in Redis where that is here."""
-    own = WaitingPython if front == "python" else Waiting
-    peers: list[Peer] = [Plain(site), own(site)]
-    if reason := peers[1].missing():
+    own = [Waiting(site), WaitingRam(site)]
+    for peer in own:
+        peer.front = front
+    peers: list[Peer] = [Plain(site), *own]
+    if reason := own[0].missing():
         raise PeerFailed(f"tierfs: {reason}")
-    kinds = (JuiceFs, JuiceFsWriteback) if site.redis_url else (JuiceFsSqlite, JuiceFsSqliteWriteback)
     left_out = []
+    if reason := memory_missing(scale.total_bytes):
+        left_out.append(f"{MEMORY}: {reason}")
+    else:
+        peers.append(Memory(site))
+    kinds = (JuiceFs, JuiceFsWriteback) if site.redis_url else (JuiceFsSqlite, JuiceFsSqliteWriteback)
     for kind in kinds:
         peer = kind(site)
         if reason := peer.missing():
@@ -294,8 +354,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work_dir = Path(tempfile.mkdtemp(prefix="tierfs-checkpoint-", dir=options.work_dir))
     try:
         with stage(work_dir, 3 * scale.total_bytes + 256 * MIB, binaries, minio) as found:
-            peers, left_out = chosen(found.site, options.front)
-            benchmark = Benchmark(found.site, scale, peers)
+            peers, left_out = chosen(found.site, options.front, scale)
+            benchmark = Benchmark(found.site, scale, peers, options.front)
             for number in range(scale.rounds):
                 benchmark.measure(number)
             versions = {peer.name: peer.version() for peer in peers}
@@ -319,6 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "",
         table(benchmark.metrics.values(), TIERFS, [*(n for n in versions if n != TIERFS), UPLOADER, RAW]),
         "",
+        f"writers    {4 * scale.ranks * scale.rounds} of second pulses, none failed",
         *goals(benchmark.metrics),
         sep="\n",
     )

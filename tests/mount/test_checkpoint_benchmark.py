@@ -35,6 +35,9 @@ def test_every_line_is_measured(base_dir: Path) -> None:
     result = json.loads(values.read_text())
     targets = {name: set(metric["values"]) for name, metric in result["metrics"].items()}
     assert {"tierfs", "plain"} <= targets["pulse"]
+    assert {"tierfs", "tierfs-ram", "plain"} <= targets["absorb"] <= {"tierfs", "tierfs-ram", "plain", "memory"}
+    assert targets["second pulse"] == {"tierfs", "plain"}
+    assert targets["over the limit"] == {"tierfs", "uploader"}
     assert targets["save"] == {"tierfs", "plain"}
     assert targets["drain"] == {"tierfs", "uploader"}
     assert targets["commit"] == {"tierfs"}
@@ -46,7 +49,7 @@ def test_every_line_is_measured(base_dir: Path) -> None:
         for values in metric["values"].values()
         for value in values
     )
-    for said in ("machine", "mount ", "command", "pulse: "):
+    for said in ("machine", "mount ", "command", "pulse: ", "second pulse: ", "over the limit: ", "none failed"):
         assert said in done.stdout
     assert [path for path in base_dir.iterdir() if path != values] == []
     assert str(base_dir) not in Path("/proc/self/mounts").read_text()

@@ -102,6 +102,8 @@ STATUS = p.StatusReply(
                         pinned_bytes=0, hits=3, misses=1)],
     backlog=p.Backlog(files=2, bytes=5, oldest_s=61, deletes=1, failed=[p.Failure(path="a\x1b[1m", message="403")]),
     store=p.StoreStatus(url="s3://bucket", requests={"get": 2}),
+    stages=p.Stages(memory=p.StageStatus(files=1, bytes=2**20), disk=p.StageStatus(files=3, bytes=2**30),
+                    uploading=p.StageStatus(files=2, bytes=5), store=p.StageStatus(files=9, bytes=2**31)),
 )  # fmt: skip
 
 
@@ -117,6 +119,7 @@ def test_status_for_people(engine: StubEngine, capsys: pytest.CaptureFixture[str
         "512.0 MiB",
         "2 files (5 B)",
         "403",
+        "1.0 MiB only in memory (1 file), 1.0 GiB on the disk (3 files); 2 files (5 B) being uploaded",
     ):
         assert word in shown
     assert "\x1b" not in shown
@@ -136,6 +139,12 @@ def test_status_as_json_names_what_scripts_rely_on(
     assert {"name", "path", "capacity_bytes", "used_bytes", "dirty_bytes", "pinned_bytes", "hits", "misses",
             "state"} <= set(shown["tiers"][0])  # fmt: skip
     assert {"files", "bytes", "oldest_s", "failed", "deletes"} <= set(shown["backlog"])
+    assert shown["stages"] == {
+        "memory": {"files": 1, "bytes": 2**20},
+        "disk": {"files": 3, "bytes": 2**30},
+        "uploading": {"files": 2, "bytes": 5},
+        "store": {"files": 9, "bytes": 2**31},
+    }
     assert {"requests", "bytes_read", "bytes_written", "errors", "state"} <= set(shown["store"])
 
 

@@ -131,5 +131,5 @@ async def test_readme_and_a_mount_name_the_same_metrics(tmp_path: Path) -> None:
     named = re.findall(r"`(tierfs_\w+)`", table)
     assert sorted(named) == sorted({sample.name for sample in samples})
     labels = {name for sample in samples for name in sample.labels}
-    assert labels == {"mountpoint", "version", "tier", "operation", "kind"}
+    assert labels == {"mountpoint", "version", "tier", "operation", "kind", "stage"}
     assert all(f"`{name}`" in table for name in labels - {"version"})

@@ -14,7 +14,7 @@ import trio
 from tierfs.cache import device
 from tierfs.cache.dirty import BaseReader, DirtyFiles, Drain, Entry, create_file
 from tierfs.cache.sidecar import BadSidecar, Sidecar
-from tierfs.cache.spares import Spares
+from tierfs.cache.spares import Spare, Spares
 from tierfs.cache.staging import Staging
 from tierfs.cache.tier import Tier
 from tierfs.errors import AlreadyExists, TierFailed
@@ -23,7 +23,7 @@ from tierfs.types import ContentId, ObjectRef
 
 _log = get_logger(__name__)
 
-__all__ = ["DirtyContent", "Drain", "StagingArea"]
+__all__ = ["DirtyContent", "Drain", "Staged", "StagingArea"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,18 @@ class DirtyContent:
     base: ObjectRef | None
     mtime_ns: int
     """When its file was last written; 0 if that cannot be said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """How far dirty contents have come on this node. Bytes on the device, not of files."""
+
+    memory_files: int = 0
+    memory_bytes: int = 0
+    """Of files that were written since they were synced last: a power cut may cost some of that."""
+    disk_files: int = 0
+    disk_bytes: int = 0
+    """Of files that have been synced since."""
 
 
 class StagingArea:
@@ -57,12 +69,20 @@ class StagingArea:
         for entry in found.values():
             entry.is_found = True
         self.dirty.entries.update(found)
+        if self.tier.index_lost or not self.tier.index.was_clean:
+            for content_id, entry in found.items():
+                if entry.allocated_bytes:
+                    # Whether anybody has synced it is not known any more.
+                    self.dirty.note_written(content_id)
         self.tier.ledger.dirty_bytes = sum(entry.allocated_bytes for entry in found.values())
 
     async def close(self) -> None:
-        """Last call: converted contents become durable, so that a reboot does not cost what was written."""
+        """Last call: converted contents become durable, so that a reboot does not cost what was written.
+
+        Others are synced with the file system that the tier is on.
+        """
         for content_id, entry in list(self.dirty.entries.items()):
-            if not entry.unsynced:
+            if not entry.unsynced or entry.base is None:
                 continue
             try:
                 staging = await self.open(content_id)
@@ -74,6 +94,16 @@ class StagingArea:
             await staging.close()
         self.spares.close()
         self.dirty.files.close()
+
+    def staged(self) -> Staged:
+        """See ``Cache.staged``."""
+        dirty = self.dirty
+        return Staged(
+            memory_files=dirty.unsynced_files,
+            memory_bytes=dirty.unsynced_bytes,
+            disk_files=len(dirty.entries) - dirty.unsynced_files,
+            disk_bytes=self.tier.ledger.dirty_bytes - dirty.unsynced_bytes,
+        )
 
     def contents(self) -> list[DirtyContent]:
         found = []
@@ -123,10 +153,11 @@ class StagingArea:
         staging = self._open[content_id] = Staging(self.dirty, content_id, 0)
         return staging
 
-    def adopt(self, content_id: ContentId, mtime_ns: int) -> Staging:
+    def adopt(self, spare: Spare, mtime_ns: int) -> Staging:
         """See ``Cache.adopt_spare``."""
+        content_id = spare.content_id
         self._refuse_known(content_id)
-        self.dirty.entries[content_id] = Entry(0, 0, None, named=False)
+        self.dirty.entries[content_id] = Entry(0, 0, None, named=spare.named)
         staging = self._open[content_id] = Staging(self.dirty, content_id, 0)
         staging.note_direct_writes(mtime_ns)
         self.spares.look()
@@ -168,7 +199,7 @@ class StagingArea:
         try:
             self._refuse_known(content_id)
             entry = self.dirty.entries[content_id] = Entry(ref.size_bytes, 0, ref, named=True)
-            entry.unsynced = True
+            self.dirty.note_written(content_id)
             source = device.object_path(self.tier.root, ref.content_id) if words else None
             stale = self.tier.files.detach(ref.content_id)
             try:
@@ -176,7 +207,7 @@ class StagingArea:
                     sidecar, allocated, entry.sidecar_bytes = await self.dirty.call(
                         _convert, self.dirty.directory, content_id, ref, source, words, stale)
             except BaseException:
-                del self.dirty.entries[content_id]
+                self.dirty.drop(content_id)
                 raise
         finally:
             self.tier.end_removal(ref.content_id)

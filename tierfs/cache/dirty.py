@@ -55,7 +55,8 @@ class BaseReader(Protocol):
 class Entry:
     """One dirty content, open or not."""
 
-    __slots__ = ("allocated_bytes", "base", "is_found", "named", "sidecar_bytes", "size_bytes", "unsynced")
+    __slots__ = ("allocated_bytes", "base", "changes", "is_found", "named", "sidecar_bytes", "size_bytes",
+                 "synced_changes")
 
     def __init__(self, size_bytes: int, allocated_bytes: int, base: ObjectRef | None, *, named: bool,
                  sidecar_bytes: int = 0) -> None:
@@ -68,8 +69,15 @@ class Entry:
         """Its name is durable."""
         self.is_found = False
         """An earlier run left it: somebody may have it open, through a mount that died."""
-        self.unsynced = False
-        """Converted, and written since the last sync."""
+        self.changes = 0
+        """Counts changes of the bytes."""
+        self.synced_changes = 0
+        """How many of them a sync that has ended is known to have seen."""
+
+    @property
+    def unsynced(self) -> bool:
+        """Written since the last sync: a power cut may cost that."""
+        return self.changes != self.synced_changes
 
 
 class _Removal:
@@ -95,6 +103,9 @@ class DirtyFiles:
         self._sealers = trio.CapacityLimiter(_SEALERS)
         self.files = device.OpenFiles(self.path_of, write=True, never_blocks=tier.setting.volatile)
         self.entries: dict[ContentId, Entry] = {}
+        self.unsynced_files = 0
+        self.unsynced_bytes = 0
+        """Of ``entries``: those that were written since they were synced last. Bytes on the device."""
         self._dirty_limit_bytes = dirty_limit_bytes
         self._no_nowait_until_s = 0.0
         self._removals: list[_Removal] = []
@@ -200,8 +211,33 @@ class DirtyFiles:
 
     def drop(self, content_id: ContentId) -> None:
         """It is no dirty content any more; its file has gone or moved."""
-        self.tier.ledger.dirty_bytes -= self.entries.pop(content_id).allocated_bytes
+        entry = self.entries.pop(content_id)
+        self.tier.ledger.dirty_bytes -= entry.allocated_bytes
+        if entry.unsynced:
+            self.unsynced_files -= 1
+            self.unsynced_bytes -= entry.allocated_bytes
         self.tier.note_change()
+
+    def note_written(self, content_id: ContentId) -> None:
+        """Its bytes have been changed: what is on the device is not all of it any more."""
+        entry = self.entries.get(content_id)
+        if entry is None:
+            return
+        if not entry.unsynced:
+            self.unsynced_files += 1
+            self.unsynced_bytes += entry.allocated_bytes
+        entry.changes += 1
+
+    def note_synced(self, content_id: ContentId, changes: int) -> None:
+        """So many changes of its bytes are on the device, with its name."""
+        entry = self.entries.get(content_id)
+        if entry is None:
+            return
+        was_unsynced = entry.unsynced
+        entry.synced_changes = max(entry.synced_changes, changes)
+        if was_unsynced and not entry.unsynced:
+            self.unsynced_files -= 1
+            self.unsynced_bytes -= entry.allocated_bytes
 
     # room
 
@@ -216,6 +252,8 @@ class DirtyFiles:
         if entry is not None:
             allocated = file_bytes + entry.sidecar_bytes
             self.tier.ledger.dirty_bytes += allocated - entry.allocated_bytes
+            if entry.unsynced:
+                self.unsynced_bytes += allocated - entry.allocated_bytes
             entry.allocated_bytes = allocated
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import trio
 
 from tierfs.cache import device, lending, live, opening, upkeep
-from tierfs.cache.area import DirtyContent, Drain, StagingArea
+from tierfs.cache.area import DirtyContent, Drain, Staged, StagingArea
 from tierfs.cache.fetch import Fetcher
 from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.live import LiveFile
@@ -29,7 +29,7 @@ from tierfs.types import ContentId, ObjectRef
 
 _PIN_ROUNDS = 4
 
-__all__ = ["Cache", "DirtyContent", "Drain", "TierStatus"]
+__all__ = ["Cache", "DirtyContent", "Drain", "Staged", "TierStatus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,9 +417,9 @@ class Cache:
         """It was not needed; any thread."""
         self._area.spares.give_back(spare)
 
-    def adopt_spare(self, content_id: ContentId, mtime_ns: int) -> Staging:
+    def adopt_spare(self, spare: Spare, mtime_ns: int) -> Staging:
         """A spare has become the dirty content of an inode. It had that mtime when it was empty."""
-        return self._area.adopt(content_id, mtime_ns)
+        return self._area.adopt(spare, mtime_ns)
 
     async def make_spares(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """A task, for a front that can pass writes through: until cancelled. Started: some are there."""
@@ -451,6 +451,15 @@ class Cache:
         After a crash a file with another mtime than its record has been written since.
         """
         self._area.note_mtime(content_id, mtime_ns)
+
+    def staged(self) -> Staged:
+        """How far dirty contents have come on this node."""
+        return self._area.staged()
+
+    def is_unsynced(self, content_id: ContentId) -> bool:
+        """A dirty content has been written since it was synced last."""
+        entry = self._area.dirty.entries.get(content_id)
+        return entry is not None and entry.unsynced
 
     def dirty_contents(self) -> list[DirtyContent]:
         """Every dirty content: after a restart, what is still to be published (or discarded)."""

@@ -34,6 +34,8 @@ class Spare:
     descriptor: int
     identity: tuple[int, int]
     """(device, inode)"""
+    named: bool
+    """Its name is durable, so that a sync of its bytes is enough."""
 
 
 class Spares:
@@ -99,5 +101,9 @@ def _make(dirty: DirtyFiles, count: int) -> list[Spare]:
         path = dirty.path_of(content_id)
         os.close(create_file(path))
         descriptor = device.open_to_lend(path)
-        made.append(Spare(content_id, descriptor, device.identity(descriptor)))
-    return made
+        made.append((content_id, descriptor, device.identity(descriptor)))
+    named = False
+    with contextlib.suppress(OSError):  # then the first sync of each sees to its name
+        device.sync_directory(dirty.directory)
+        named = True
+    return [Spare(*spare, named) for spare in made]

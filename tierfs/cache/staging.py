@@ -115,6 +115,18 @@ class Staging:
         return self._generation
 
     @property
+    def is_unsynced(self) -> bool:
+        """Written since the last sync, as far as that has been noticed."""
+        entry = self._dirty.entries.get(self.content_id)
+        return entry is not None and entry.unsynced
+
+    def _changed(self) -> None:
+        """After the bytes have been changed. Before would be too early: a sync in between would count as one
+        of them."""
+        self._generation += 1
+        self._dirty.note_written(self.content_id)
+
+    @property
     def allocated_bytes(self) -> int:
         """What the file takes on the device; holes take nothing."""
         return self._dirty.allocated_bytes(self.content_id)
@@ -197,7 +209,7 @@ class Staging:
             except OSError:
                 # Nothing was written. The slow path makes room, or reports the error.
                 return False
-            self._generation += 1
+            self._changed()
             self._size_bytes = max(self._size_bytes, offset_bytes + written)
             if overlay is not None and written == nbytes:
                 overlay.mark_present(offset_bytes, end)
@@ -208,7 +220,7 @@ class Staging:
 
     def _about_to_change(self, overlay: Overlay, offset_bytes: int, end_bytes: int) -> None:
         overlay.mark_changed(offset_bytes, end_bytes)
-        self._dirty.entries[self.content_id].unsynced = True
+        self._dirty.note_written(self.content_id)
 
     async def write(self, offset_bytes: int, data: bytes) -> None:
         """Write all of ``data``; returns once it is in the page cache of the write tier.
@@ -285,7 +297,7 @@ class Staging:
                 if error is None:
                     size = max(self._size_bytes, end_bytes) if grows else self._size_bytes
                     if changed or size != self._size_bytes:
-                        self._generation += 1
+                        self._changed()
                     self._size_bytes = size
                     if present and overlay is not None:
                         overlay.mark_present(offset_bytes, end_bytes)
@@ -315,7 +327,7 @@ class Staging:
                 # It ended early, in a block whose rest is not here.
                 copied = max(0, copied - (offset_bytes + copied) % BLOCK_SIZE_BYTES)
             if copied:
-                self._generation += 1
+                self._changed()
                 self._size_bytes = max(self._size_bytes, offset_bytes + copied)
                 if overlay is not None:
                     overlay.mark_present(offset_bytes, offset_bytes + copied)
@@ -344,6 +356,7 @@ class Staging:
                 self._generation += 1
                 self._size_bytes = min(self._size_bytes, size_bytes)
                 await self.with_file(lambda fd: os.ftruncate(fd, size_bytes))
+                self._dirty.note_written(self.content_id)
                 if overlay is not None and size_bytes < overlay.limit_bytes:
                     await self._dirty.call(overlay.sidecar.set_limit, size_bytes)
                 self._size_bytes = size_bytes
@@ -421,6 +434,8 @@ class Staging:
             info = os.stat(self._file())
         except OSError:
             return  # gone, or trouble that the next request about it reports
+        if (info.st_size, info.st_mtime_ns) != self._seen:
+            self._dirty.note_written(self.content_id)
         self._dirty.set_allocated(self.content_id, info.st_blocks * 512)
 
     def notice_direct_writes(self, mtime_ns: int) -> int | None:
@@ -440,7 +455,7 @@ class Staging:
         self._seen = info.st_size, info.st_mtime_ns
         if known == self._seen:
             return None
-        self._generation += 1
+        self._changed()
         self._size_bytes = info.st_size
         if self._overlay is not None:
             self._about_to_change(self._overlay, 0, info.st_size)
@@ -460,20 +475,17 @@ class Staging:
         dirty, overlay = self._dirty, self._overlay
         entry = dirty.entries[self.content_id]
         present = overlay.present_words() if overlay is not None else {}
-        entry.unsynced = False
-        try:
-            if entry.named:
-                await self.with_file(os.fdatasync)
-            else:
-                await self.with_file(self._sync_with_name)
-                entry.named = True
-            if overlay is not None:
-                fresh = overlay.newly_durable(present)
-                await dirty.call(overlay.sidecar.set_durable, fresh)
-                overlay.note_durable(fresh)
-        except BaseException:
-            entry.unsynced = overlay is not None
-            raise
+        changes = entry.changes
+        if entry.named:
+            await self.with_file(os.fdatasync)
+        else:
+            await self.with_file(self._sync_with_name)
+            entry.named = True
+        if overlay is not None:
+            fresh = overlay.newly_durable(present)
+            await dirty.call(overlay.sidecar.set_durable, fresh)
+            overlay.note_durable(fresh)
+        dirty.note_synced(self.content_id, changes)
 
     def _sync_with_name(self, fd: int) -> None:
         """In a worker: one wake-up for both."""

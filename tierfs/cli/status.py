@@ -9,7 +9,7 @@ from tierfs.cli import target
 from tierfs.cli.target import JsonOption, MountArgument
 
 if TYPE_CHECKING:
-    from tierfs.control.protocol import FrontStatus, ReplicaStatus, StatusReply
+    from tierfs.control.protocol import FrontStatus, ReplicaStatus, Stages, StatusReply
 
 
 def command(path: MountArgument = None, as_json: JsonOption = False) -> None:
@@ -36,6 +36,17 @@ def _front_counts(front: FrontStatus) -> str:
         f"pid {front.pid}, engine restarted {restarts} {'time' if restarts == 1 else 'times'}; "
         f"{front.answered} requests answered, {front.relayed} handed to the engine, {passthrough}"
     )
+
+
+def _print_stages(stages: Stages) -> None:
+    from tierfs.cli.output import files, size
+
+    if stages.memory.files or stages.disk.files:
+        print(
+            f"  stages   {size(stages.memory.bytes)} only in memory ({files(stages.memory.files)}), "
+            f"{size(stages.disk.bytes)} on the disk ({files(stages.disk.files)}); "
+            f"{files(stages.uploading.files)} ({size(stages.uploading.bytes)}) being uploaded"
+        )
 
 
 def _print_replica(replica: ReplicaStatus) -> None:
@@ -81,6 +92,8 @@ def _print(reply: StatusReply) -> None:
         )
     else:
         print("  backlog  nothing: all is in the store")
+    if reply.stages is not None:
+        _print_stages(reply.stages)
     if reply.replica is not None:
         _print_replica(reply.replica)
     if backlog.conflicts:

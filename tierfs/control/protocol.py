@@ -157,6 +157,28 @@ class Backlog(msgspec.Struct, kw_only=True):
     copied_bytes: int = 0
 
 
+class StageStatus(msgspec.Struct, kw_only=True):
+    """Files at one stage, and their bytes."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+class Stages(msgspec.Struct, kw_only=True):
+    """How far what was written through the mount has come.
+
+    ``memory``: written since the last sync, whole files counted; a power cut may cost some of that, a killed
+    process none. ``disk``: synced to the disk of the write tier, and not in the store. ``uploading``: those
+    of both that are being sent right now. Bytes of these two are bytes on the device, of ``uploading`` and
+    ``store`` those of files. ``store``: put there since the engine started, each time that a file was.
+    """
+
+    memory: StageStatus
+    disk: StageStatus
+    uploading: StageStatus
+    store: StageStatus
+
+
 class ReplicaStatus(msgspec.Struct, kw_only=True):
     """A second place for what is not in the store yet.
 
@@ -197,6 +219,8 @@ class StatusReply(msgspec.Struct, kw_only=True):
     tiers: list[TierStatus]
     backlog: Backlog
     store: StoreStatus
+    stages: Stages | None = None
+    """None only from an engine of an earlier version, before ``tierfs upgrade``."""
     replica: ReplicaStatus | None = None
     open_handles: int = 0
     open_directories: int = 0

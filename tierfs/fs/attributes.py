@@ -125,6 +125,7 @@ class Attributes:
             await self._services.contents.save(content)
         finally:
             await self._services.contents.release(content)
+            self._services.background_sync.note(ino)
 
     async def get_xattr(self, ino: int, name: bytes) -> bytes:
         """Raises ``NoAttribute``; ``user.tierfs.*`` tell the state of the file.

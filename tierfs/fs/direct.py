@@ -161,7 +161,7 @@ class _Create(_Request):
         handle = FileHandle(content, self.flags, self.uid, self.passes)
         content.writers += handle.can_write
         if self.spare is not None:
-            content.staging = services.cache.adopt_spare(self.spare.content_id, inode.mtime_ns)
+            content.staging = services.cache.adopt_spare(self.spare, inode.mtime_ns)
         if self.passes and self.spare is not None:
             content.passed_file = self.spare.identity
             services.contents.count_passed(content, writes=True)

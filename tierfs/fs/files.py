@@ -25,6 +25,7 @@ from tierfs.namespace import tree
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode
 from tierfs.writeback.content import FileContent, check_size
+from tierfs.writeback.syncing import make_durable
 
 log = structlog.get_logger(__name__)
 
@@ -318,9 +319,7 @@ class Files:
         await self._contents.pull(content, always=content.writers > 0)
         self._contents.notice_direct_writes(content)
         check_size(content.size_bytes)
-        if content.staging is not None:
-            await content.staging.sync()
-        await self._contents.save(content, durable=True)
+        await make_durable(self._contents, content)
         if self._services.settings.fsync == "remote" and content.local and not content.unlinked:
             await self._services.publisher.publish_now(content.ino)
 
@@ -375,6 +374,8 @@ class Files:
                 for content in closed:
                     if content.local and not content.unlinked:
                         self._services.publisher.note(content.ino)
+                        if not content.writers:
+                            self._services.background_sync.note(content.ino)
                     try:
                         await self._forget_open(content)
                     except TierfsError as error:

@@ -174,6 +174,9 @@ class Names:
         """After the commit."""
         for ino in (*result.moved, parent):
             self._services.publisher.note(ino)
+        if result.replaced is not None:
+            for ino in result.moved:
+                self._services.background_sync.hurry(ino)
 
     async def _complete_before_rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int

@@ -20,6 +20,7 @@ from tierfs.prefetch.readahead import ReadAheadTable
 from tierfs.types import Inode
 from tierfs.writeback.content import ContentTable
 from tierfs.writeback.publisher import Publisher
+from tierfs.writeback.syncing import BackgroundSync
 
 SECTOR_BYTES = 512
 DIRECTORY_SECTORS = 8
@@ -52,6 +53,7 @@ class Services:
     kernel: KernelCaches
     interrupts: InterruptWatch
     snapshots: Snapshots
+    background_sync: BackgroundSync
     now_ns: Callable[[], int]
     store_space: Callable[[], tuple[int, int]]
     """(total bytes, free bytes) of the store, as far as that means anything."""

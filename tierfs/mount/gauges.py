@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from tierfs.mount.parts import Parts
 from tierfs.namespace import publish, tree
 from tierfs.writeback.backlog import Totals
+from tierfs.writeback.stages import Stage
 
 RECENT_S = 0.5
 
@@ -60,6 +62,20 @@ def register(parts: Parts) -> None:
         "tierfs_backlog_deletes", "Objects that no name maps to any more and that are still to go.", deletes
     )
     gauge("tierfs_backlog_failed_files", "Files whose upload failed.", lambda: len(parts.publisher.failures))
+    stages = parts.stages
+    for name, stage in (("memory", stages.memory), ("disk", stages.disk), ("uploading", stages.uploading)):
+        gauge(
+            "tierfs_stage_files",
+            "Files that were written and have come so far.",
+            partial(_files, stage),
+            stage=name,
+        )
+        gauge(
+            "tierfs_stage_bytes",
+            "Bytes that were written and have come so far.",
+            partial(_size_bytes, stage),
+            stage=name,
+        )
     replicator = parts.replicator
     gauge(
         "tierfs_replica_held_bytes",
@@ -85,6 +101,14 @@ def register(parts: Parts) -> None:
         "Since the engine started.",
         lambda: (time.time_ns() - parts.started_ns) / 1e9,
     )
+
+
+def _files(stage: Callable[[], Stage]) -> float:
+    return stage().files
+
+
+def _size_bytes(stage: Callable[[], Stage]) -> float:
+    return stage().size_bytes
 
 
 def resident_set_bytes() -> int:

@@ -98,6 +98,7 @@ class Handlers:
                 for tier in parts.cache.status()
             ],
             backlog=self._backlog(),
+            stages=self._stages(),
             store=p.StoreStatus(
                 url=parts.store.url,
                 state="failing" if parts.publisher.failures or parts.deletions.failing else "ok",
@@ -147,6 +148,16 @@ class Handlers:
             conflicts=self._parts.publisher.conflicts,
             sent_bytes=self._parts.uploader.bytes_sent,
             copied_bytes=self._parts.uploader.bytes_copied,
+        )
+
+    def _stages(self) -> p.Stages:
+        stages, writer = self._parts.stages, self._parts.writer
+        memory, disk, uploading = stages.memory(), stages.disk(), stages.uploading()
+        return p.Stages(
+            memory=p.StageStatus(files=memory.files, bytes=memory.size_bytes),
+            disk=p.StageStatus(files=disk.files, bytes=disk.size_bytes),
+            uploading=p.StageStatus(files=uploading.files, bytes=uploading.size_bytes),
+            store=p.StageStatus(files=writer.uploaded_files, bytes=writer.uploaded_bytes),
         )
 
     def _replica(self) -> p.ReplicaStatus | None:

@@ -51,6 +51,8 @@ from tierfs.writeback.part_index import PartIndex
 from tierfs.writeback.preserve import Preserver
 from tierfs.writeback.publisher import Publisher
 from tierfs.writeback.replica.replicator import Replicator
+from tierfs.writeback.stages import Stages
+from tierfs.writeback.syncing import BackgroundSync
 from tierfs.writeback.unfinished import UnfinishedUploads
 from tierfs.writeback.upload import Uploader
 
@@ -86,6 +88,7 @@ class Parts:
     refresher: Refresher
     contents: ContentTable
     publisher: Publisher
+    writer: ObjectWriter
     commits: Commits
     deletions: Deletions
     uploader: Uploader
@@ -96,6 +99,8 @@ class Parts:
     remote: RemoteChanges
     rebuilder: Rebuilder
     services: Services
+    stages: Stages
+    background_sync: BackgroundSync
     started_ns: int
     replicator: Replicator | None = None
 
@@ -114,6 +119,10 @@ class Parts:
     def start(self, nursery: trio.Nursery) -> None:
         """Start the background tasks that belong to no other part."""
         nursery.start_soon(self.commits.run)
+        if not self.settings.read_only:
+            nursery.start_soon(self.background_sync.run)
+            for ino in self.publisher.backlog()[0]:
+                self.background_sync.note(ino)  # an earlier run may not have come to it
         nursery.start_soon(self.readahead.run)
         if not self.settings.read_only:
             nursery.start_soon(self.preserver.run)
@@ -227,6 +236,7 @@ async def open_parts(
     publisher.holds = commits.is_held
     readahead = ReadAheadTable(cache, settings, following=following_in(db), metrics=metrics)
     handles, interrupts = HandleTable(), InterruptWatch()
+    background_sync = BackgroundSync(db, cache, contents, publisher.is_burst)
     services = Services(
         settings=settings,
         db=db,
@@ -240,6 +250,7 @@ async def open_parts(
         kernel=kernel,
         interrupts=interrupts,
         snapshots=Snapshots(db, cache, settings, readahead, interrupts, handles.new_number),
+        background_sync=background_sync,
         now_ns=stamp_ns,
         store_space=_space_of(settings),
     )
@@ -258,6 +269,7 @@ async def open_parts(
         refresher=refresher,
         contents=contents,
         publisher=publisher,
+        writer=writer,
         commits=commits,
         deletions=deletions,
         uploader=uploader,
@@ -268,6 +280,8 @@ async def open_parts(
         remote=remote,
         rebuilder=rebuilder,
         services=services,
+        stages=Stages(cache, contents, writer),
+        background_sync=background_sync,
         started_ns=now_ns(),
         replicator=await _open_replicator(settings, stack, db, contents, publisher),
     )

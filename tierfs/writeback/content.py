@@ -491,6 +491,10 @@ class ContentTable:
             self.direct_writes_began = trio.Event()
         return found
 
+    def ahead_of_staging(self) -> list[FileContent]:
+        """Contents whose newest bytes are in a live file alone."""
+        return [content for content in self._direct if content.live is not None and content.live.is_behind]
+
     def count_passed(self, content: FileContent, *, writes: bool) -> None:
         """One more open passes through."""
         content.passed_through += 1

@@ -93,6 +93,11 @@ class ObjectWriter:
         self.conflicts = 0
         self.on_loan_ended: Callable[[], None] = lambda: None
         """Called when a file whose bytes were on loan has an object of its own."""
+        self.uploading: dict[int, int] = {}
+        """Inode -> bytes of the file; whose upload is under way."""
+        self.uploaded_files = 0
+        self.uploaded_bytes = 0
+        """Files whose bytes came from here, each time that they were put into the store."""
 
     async def publish_file(self, ino: int, *, force: bool) -> None:
         """Make the objects of a file, link or special file what they should be.
@@ -178,14 +183,20 @@ class ObjectWriter:
 
         tag = self._tag(content.content_id)
         plan = await self._equal_parts.plan(keys[0], inode.uid, size)
-        info = await self._write_conditionally(
-            inode.ino,
-            keys[0],
-            tag,
-            lambda condition: self._uploader.upload(
-                plan, read, unchanged, object_metadata(inode, tag), condition, before_visible=sync
-            ),
-        )
+        self.uploading[inode.ino] = size
+        try:
+            info = await self._write_conditionally(
+                inode.ino,
+                keys[0],
+                tag,
+                lambda condition: self._uploader.upload(
+                    plan, read, unchanged, object_metadata(inode, tag), condition, before_visible=sync
+                ),
+            )
+        finally:
+            del self.uploading[inode.ino]
+        self.uploaded_files += 1
+        self.uploaded_bytes += size
         await self._equal_parts.keep(plan, info)
         links = await self._copy_links(inode, info, keys[1:])
         await self._finish(content, inode, state.row, info, links, unchanged)

@@ -81,7 +81,11 @@ class Burst:
             if self._count > BURST_PER_S * (now - self._since):
                 self._until = now + 2 * BURST_WINDOW_S
             self._since, self._count = now, 0
-        return BURST_DELAY_S if now < self._until else 0.0
+        return BURST_DELAY_S if self.lasts(now) else 0.0
+
+    def lasts(self, now: float) -> bool:
+        """Whether one is under way at ``now``, as far as announcements have told."""
+        return now < self._until
 
 
 class Publisher:
@@ -154,6 +158,10 @@ class Publisher:
         heapq.heappush(self._due, (at, ino))
         if at < self._looks_at:
             self._wake.set()
+
+    def is_burst(self) -> bool:
+        """Changes come so fast that what nobody waits for had better wait."""
+        return self._burst.lasts(trio.current_time())
 
     def note_now(self, ino: int) -> None:
         """``ino`` has to be published soon: somebody waits for it."""
