@@ -140,7 +140,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     remove_directory(directory); /* what is open stays, and nothing is left behind */
     assert(tierfs_backing_create(&backing) == 0 && tierfs_reading_create(&reading) == 0);
     assert(tierfs_reading_add_tier(reading, place.root, false) == 0);
-    assert(tierfs_small_create(backing, reading, 1, &small) == 0);
+    assert(tierfs_small_create(backing, reading, 1, 1, &small) == 0);
     out = malloc(OUT_BYTES);
     assert(out != NULL);
     return 0;
@@ -201,7 +201,7 @@ static void ask(struct row rows[INODES][2], uint8_t what, uint64_t ino, const ui
         }
         memcpy(body, &read, sizeof(read));
     }
-    result = tierfs_small_answer(small, 0, reader, &header, body, bytes, out, OUT_BYTES);
+    result = tierfs_small_answer(small, 0, reader, &header, body, bytes, NULL, out, OUT_BYTES);
     switch (header.opcode) {
     case FUSE_OPEN:
         assert(result == sizeof(struct fuse_open_out) || result == TIERFS_RELAY);

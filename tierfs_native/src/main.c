@@ -137,12 +137,14 @@ static void answer(const struct tierfs_origin *origin, void *buffer, uint64_t un
 }
 
 static long answer_from_view(struct front *front, struct tierfs_answers *answers, unsigned worker,
-                             const struct fuse_in_header *header, size_t body_bytes, void *out,
-                             size_t capacity)
+                             const struct fuse_in_header *header, size_t body_bytes,
+                             const struct tierfs_origin *origin, void *out, size_t capacity)
 {
-    long result = front->small != NULL ? tierfs_small_answer(front->small, worker, front->readers[worker],
-                                                             header, header + 1, body_bytes, out, capacity)
-                                       : TIERFS_NOT_SMALL;
+    long result = TIERFS_NOT_SMALL;
+
+    if (front->small != NULL)
+        result = tierfs_small_answer(front->small, worker, front->readers[worker], header, header + 1,
+                                     body_bytes, origin, out, capacity);
 
     if (result == TIERFS_NOT_SMALL)
         result =
@@ -184,7 +186,8 @@ static long answer_request(struct front *front, unsigned worker, void *message, 
         if (result == TIERFS_NOT_NOOPEN)
             result = TIERFS_RELAY;
         if (result == TIERFS_RELAY && front->readers[worker] != NULL)
-            result = answer_from_view(front, answers, worker, header, bytes - sizeof *header, out, capacity);
+            result = answer_from_view(front, answers, worker, header, bytes - sizeof *header, origin, out,
+                                      capacity);
     }
     if (result == TIERFS_RELAY) {
         tierfs_relay_request(front->relay, message, bytes, origin);
@@ -349,6 +352,27 @@ static void tell_touched(void *context)
     pthread_mutex_unlock(&front->channel_lock);
 }
 
+/* A read from the device that could not be answered. */
+static void relay_read(void *context, const void *message, size_t bytes, const struct tierfs_origin *origin)
+{
+    struct front *front = context;
+
+    tierfs_small_missed(front->small);
+    tierfs_relay_request(front->relay, message, bytes, origin);
+}
+
+static void make_disk(struct front *front)
+{
+    const struct tierfs_disk_links links = {.relay = relay_read, .context = front};
+    struct tierfs_disk *disk = NULL;
+    int result = tierfs_disk_create(&links, front->reading, false, &disk);
+
+    if (result < 0)
+        tierfs_warning("who reads requests also waits for the device  reason=\"%s\"", strerror(-result));
+    else
+        tierfs_small_set_disk(front->small, disk);
+}
+
 /* The tiers from which small files can be read: strings behind the settings, each a letter and a path. */
 static void make_small(struct front *front, const struct tierfs_packet *packet, size_t position)
 {
@@ -362,14 +386,17 @@ static void make_small(struct front *front, const struct tierfs_packet *packet, 
         result = more > 0 ? tierfs_reading_add_tier(front->reading, root, is_memory) : more;
     }
     if (result == 0)
-        result = tierfs_small_create(front->backing, front->reading,
-                                     front->workers + TIERFS_URING_MAX_THREADS, &front->small);
+        result =
+            tierfs_small_create(front->backing, front->reading, front->workers + TIERFS_URING_MAX_THREADS,
+                                front->workers - 1, &front->small);
     if (result < 0)
         tierfs_warning("the engine reads small files  reason=\"%s\"", strerror(-result));
     else
         tierfs_small_on_miss(front->small, tell_touched, front);
-    if (result == 0)
-        tierfs_relay_takes_places(front->relay);
+    if (result < 0)
+        return;
+    make_disk(front);
+    tierfs_relay_takes_places(front->relay);
 }
 
 /* For the relay, once the tiers are known. */

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #define SEGMENT_FILES 64
-#define SCRATCH_BYTES (TIERFS_READING_MAX_BYTES + 2 * TIERFS_BLOCK_BYTES)
 
 struct tier {
     int directory;
@@ -37,17 +36,6 @@ struct tierfs_reading_lane {
     struct tierfs_index_reader *readers[TIERFS_READING_TIERS];
     struct segment_file segments[SEGMENT_FILES];
     char *scratch;
-};
-
-/* One range of one file in one tier. */
-struct piece {
-    size_t tier;
-    uint32_t extent_no;
-    uint32_t first_block, block_count;
-    uint64_t offset; /* in the content */
-    size_t length;
-    uint64_t snapshot;
-    struct tierfs_extent extent;
 };
 
 int tierfs_reading_create(struct tierfs_reading **reading)
@@ -101,7 +89,7 @@ int tierfs_reading_lane_open(const struct tierfs_reading *reading, struct tierfs
     if (result < 0)
         return result;
     made->reading = reading;
-    made->scratch = aligned_alloc(4096, SCRATCH_BYTES);
+    made->scratch = aligned_alloc(4096, TIERFS_READING_BLOCKS_BYTES);
     if (made->scratch == NULL)
         result = -ENOMEM;
     for (size_t i = 0; i < reading->tier_count && result == 0; i++)
@@ -118,7 +106,8 @@ int tierfs_reading_lane_open(const struct tierfs_reading *reading, struct tierfs
     return result;
 }
 
-static bool has_blocks(const struct tierfs_extent *extent, const struct piece *piece, uint64_t size_bytes)
+static bool has_blocks(const struct tierfs_extent *extent, const struct tierfs_reading_piece *piece,
+                       uint64_t size_bytes)
 {
     uint64_t word = tierfs_block_mask(piece->block_count) << piece->first_block;
 
@@ -126,7 +115,8 @@ static bool has_blocks(const struct tierfs_extent *extent, const struct piece *p
 }
 
 /* The first tier that has all blocks of the piece. */
-static int locate(struct tierfs_reading_lane *lane, const struct tierfs_inode *inode, struct piece *piece)
+static int locate(struct tierfs_reading_lane *lane, const struct tierfs_inode *inode,
+                  struct tierfs_reading_piece *piece)
 {
     for (size_t i = 0; i < lane->reading->tier_count; i++) {
         if (tierfs_index_begin(lane->readers[i], &piece->snapshot) < 0)
@@ -143,7 +133,7 @@ static int locate(struct tierfs_reading_lane *lane, const struct tierfs_inode *i
 
 /* It still says so, and the bytes cannot have gone and others come in between (see batch_index.h). */
 static bool is_still_so(struct tierfs_reading_lane *lane, const struct tierfs_inode *inode,
-                        const struct piece *piece)
+                        const struct tierfs_reading_piece *piece)
 {
     struct tierfs_extent now;
     uint64_t snapshot;
@@ -161,7 +151,7 @@ static bool is_still_so(struct tierfs_reading_lane *lane, const struct tierfs_in
            now.segment == piece->extent.segment && now.place_bytes == piece->extent.place_bytes;
 }
 
-static int open_segment(struct tierfs_reading_lane *lane, const struct piece *piece)
+static int open_segment(struct tierfs_reading_lane *lane, const struct tierfs_reading_piece *piece)
 {
     uint64_t segment = piece->extent.segment;
     struct segment_file *slot = &lane->segments[(segment >> 1) % SEGMENT_FILES];
@@ -181,6 +171,8 @@ static int open_segment(struct tierfs_reading_lane *lane, const struct piece *pi
         openat(lane->reading->tiers[piece->tier].directory, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (slot->descriptor < 0)
         return -errno;
+    /* What lies beside is of other files: the page cache must not have what nobody has checked. */
+    (void)posix_fadvise(slot->descriptor, 0, 0, POSIX_FADV_RANDOM);
     slot->segment = segment;
     slot->tier = piece->tier;
     return slot->descriptor;
@@ -213,42 +205,95 @@ ssize_t tierfs_read_at(int descriptor, char *out, size_t length, uint64_t offset
     return count;
 }
 
-/* Whole blocks from the device, checked. */
-static bool read_checked(const struct tierfs_reading_lane *lane, const struct tierfs_inode *inode,
-                         const struct piece *piece, int descriptor, char *out)
+/* The whole blocks that contain a piece. */
+static void plan_device_read(const struct tierfs_inode *inode, const struct tierfs_reading_piece *piece,
+                             int descriptor, struct tierfs_device_read *read)
 {
     uint64_t start = piece->extent_no * TIERFS_EXTENT_BYTES + piece->first_block * TIERFS_BLOCK_BYTES;
     uint64_t stop = start + piece->block_count * TIERFS_BLOCK_BYTES;
-    size_t bytes;
-    size_t done = 0;
 
     if (stop > inode->size_bytes)
         stop = inode->size_bytes;
-    bytes = (size_t)(stop - start);
-    while (done < bytes) {
-        ssize_t count = tierfs_read_at(descriptor, lane->scratch + done, bytes - done,
-                                       piece->extent.place_bytes + start + done, 0);
-        if (count <= 0)
-            return false;
-        done += (size_t)count;
-    }
+    *read = (struct tierfs_device_read){
+        .inode = *inode,
+        .piece = *piece,
+        .descriptor = descriptor,
+        .is_own = piece->extent.segment == 0,
+        .place = piece->extent.place_bytes + start,
+        .bytes = (size_t)(stop - start),
+        .skip = (size_t)(piece->offset - start),
+    };
+}
+
+static bool match_sums(const struct tierfs_device_read *read, const char *blocks)
+{
+    const struct tierfs_reading_piece *piece = &read->piece;
+
     for (uint32_t i = 0; i < piece->block_count; i++) {
         size_t at = i * TIERFS_BLOCK_BYTES;
-        size_t length = bytes - at < TIERFS_BLOCK_BYTES ? bytes - at : TIERFS_BLOCK_BYTES;
+        size_t length = read->bytes - at < TIERFS_BLOCK_BYTES ? read->bytes - at : TIERFS_BLOCK_BYTES;
+
         if (piece->first_block + i >= piece->extent.sum_count ||
-            tierfs_block_sum(lane->scratch + at, length) != piece->extent.sums[piece->first_block + i]) {
-            /* The engine must not find them in the page cache, where it would believe them. */
-            (void)posix_fadvise(descriptor, (off_t)(piece->extent.place_bytes + start), (off_t)bytes,
-                                POSIX_FADV_DONTNEED);
+            tierfs_block_sum(blocks + at, length) != piece->extent.sums[piece->first_block + i])
             return false;
-        }
     }
-    memcpy(out, lane->scratch + (piece->offset - start), piece->length);
     return true;
 }
 
-static bool read_piece(struct tierfs_reading_lane *lane, const struct tierfs_inode *inode,
-                       const struct piece *piece, char *out)
+/* The engine must not find damaged blocks in the page cache, where it would believe them. */
+static void drop_from_cache(struct tierfs_reading_lane *lane, const struct tierfs_device_read *read)
+{
+    bool is_packed = read->piece.extent.segment != 0;
+    bool is_memory;
+    int descriptor = is_packed ? open_segment(lane, &read->piece)
+                               : tierfs_reading_open_file(lane->reading, (uint32_t)read->piece.tier,
+                                                          read->inode.content_id, &is_memory);
+
+    if (descriptor < 0)
+        return;
+    (void)posix_fadvise(descriptor, (off_t)read->place, (off_t)read->bytes, POSIX_FADV_DONTNEED);
+    if (!is_packed)
+        close(descriptor);
+}
+
+bool tierfs_reading_check(struct tierfs_reading_lane *lane, const struct tierfs_device_read *read,
+                          const char *blocks, ssize_t got)
+{
+    if (got < 0 || (size_t)got != read->bytes)
+        return false;
+    if (match_sums(read, blocks))
+        return is_still_so(lane, &read->inode, &read->piece);
+    drop_from_cache(lane, read);
+    return false;
+}
+
+bool tierfs_reading_wait(struct tierfs_reading_lane *lane, const struct tierfs_device_read *read, char *out)
+{
+    size_t done = 0;
+
+    while (done < read->bytes) {
+        ssize_t count =
+            tierfs_read_at(read->descriptor, lane->scratch + done, read->bytes - done, read->place + done, 0);
+        if (count <= 0)
+            break;
+        done += (size_t)count;
+    }
+    tierfs_reading_let_go(read);
+    if (!tierfs_reading_check(lane, read, lane->scratch, (ssize_t)done))
+        return false;
+    memcpy(out, lane->scratch + read->skip, read->piece.length);
+    return true;
+}
+
+void tierfs_reading_let_go(const struct tierfs_device_read *read)
+{
+    if (read->is_own)
+        close(read->descriptor);
+}
+
+/* Returns the piece's length, -EAGAIN, or TIERFS_READING_WAITS, with *later filled in. */
+static long read_piece(struct tierfs_reading_lane *lane, const struct tierfs_inode *inode,
+                       const struct tierfs_reading_piece *piece, char *out, struct tierfs_device_read *later)
 {
     bool is_packed = piece->extent.segment != 0;
     bool is_memory = lane->reading->tiers[piece->tier].is_memory;
@@ -256,21 +301,21 @@ static bool read_piece(struct tierfs_reading_lane *lane, const struct tierfs_ino
                                : tierfs_reading_open_file(lane->reading, (uint32_t)piece->tier,
                                                           inode->content_id, &is_memory);
     int flags = is_memory ? 0 : RWF_NOWAIT;
-    bool done;
 
     if (descriptor < 0)
-        return false;
-    done = tierfs_read_at(descriptor, out, piece->length, piece->extent.place_bytes + piece->offset, flags) ==
-           (ssize_t)piece->length;
-    if (!done)
-        done = read_checked(lane, inode, piece, descriptor, out);
+        return -EAGAIN;
+    if (tierfs_read_at(descriptor, out, piece->length, piece->extent.place_bytes + piece->offset, flags) !=
+        (ssize_t)piece->length) {
+        plan_device_read(inode, piece, descriptor, later);
+        return TIERFS_READING_WAITS;
+    }
     if (!is_packed)
         close(descriptor);
-    return done;
+    return is_still_so(lane, inode, piece) ? (long)piece->length : -EAGAIN;
 }
 
 long tierfs_reading_read(struct tierfs_reading_lane *lane, const struct tierfs_inode *inode, uint64_t offset,
-                         size_t length, char *out)
+                         size_t length, char *out, struct tierfs_device_read *later)
 {
     size_t done = 0;
 
@@ -285,7 +330,7 @@ long tierfs_reading_read(struct tierfs_reading_lane *lane, const struct tierfs_i
         uint64_t at = offset + done;
         uint64_t in_extent = at % TIERFS_EXTENT_BYTES;
         size_t left = length - done;
-        struct piece piece = {
+        struct tierfs_reading_piece piece = {
             .extent_no = (uint32_t)(at / TIERFS_EXTENT_BYTES),
             .offset = at,
             .length =
@@ -296,9 +341,14 @@ long tierfs_reading_read(struct tierfs_reading_lane *lane, const struct tierfs_i
         piece.block_count =
             (uint32_t)((in_extent + piece.length + TIERFS_BLOCK_BYTES - 1) / TIERFS_BLOCK_BYTES) -
             piece.first_block;
-        if (locate(lane, inode, &piece) < 0 || !read_piece(lane, inode, &piece, out + done) ||
-            !is_still_so(lane, inode, &piece))
+        if (locate(lane, inode, &piece) < 0)
             return -EAGAIN;
+        long result = read_piece(lane, inode, &piece, out + done, later);
+        /* What is spread over several places has to be put together: it is waited for here. */
+        if (result == TIERFS_READING_WAITS && piece.length < length)
+            result = tierfs_reading_wait(lane, later, out + done) ? 0 : -EAGAIN;
+        if (result < 0)
+            return result;
         done += piece.length;
     }
     return (long)length;

@@ -43,9 +43,48 @@ ssize_t tierfs_read_at(int descriptor, char *out, size_t length, uint64_t offset
 
 int tierfs_reading_lane_open(const struct tierfs_reading *reading, struct tierfs_reading_lane **lane);
 
+/* One range of one file in one tier. */
+struct tierfs_reading_piece {
+    size_t tier;
+    uint32_t extent_no;
+    uint32_t first_block, block_count;
+    uint64_t offset; /* in the content */
+    size_t length;
+    uint64_t snapshot;
+    struct tierfs_extent extent;
+};
+
+/* A read of which something has to come from the device: whole blocks, which contain what was asked for. */
+struct tierfs_device_read {
+    struct tierfs_inode inode;
+    struct tierfs_reading_piece piece;
+    int descriptor;
+    bool
+        is_own; /* the descriptor is to be closed by who got this; else it is the lane's, until its next read */
+    uint64_t place; /* in the file */
+    size_t bytes; /* at most TIERFS_READING_BLOCKS_BYTES */
+    size_t skip; /* from there on it is what was asked for: piece.length bytes */
+};
+
+#define TIERFS_READING_BLOCKS_BYTES (TIERFS_READING_MAX_BYTES + 2 * TIERFS_BLOCK_BYTES)
+#define TIERFS_READING_WAITS (-100004L)
+
 /*
  * Up to length bytes of inode from offset. Returns how many (fewer only at the end of the file), or -EAGAIN: the
- * engine has to answer.
+ * engine has to answer; or TIERFS_READING_WAITS: the page cache has not all of it, and *later says what is to be read.
  */
 long tierfs_reading_read(struct tierfs_reading_lane *lane, const struct tierfs_inode *inode, uint64_t offset,
-                         size_t length, char *out);
+                         size_t length, char *out, struct tierfs_device_read *later);
+
+/* Reads it, and waits. False: the engine has to answer. */
+bool tierfs_reading_wait(struct tierfs_reading_lane *lane, const struct tierfs_device_read *read, char *out);
+
+/* Somebody else reads it: called once the descriptor is not needed any more. */
+void tierfs_reading_let_go(const struct tierfs_device_read *read);
+
+/*
+ * Whether all these blocks, which have come from there (got bytes), are right and still what they were said to be.
+ * The lane may be another one than that which said so.
+ */
+bool tierfs_reading_check(struct tierfs_reading_lane *lane, const struct tierfs_device_read *read,
+                          const char *blocks, ssize_t got);

@@ -20,12 +20,15 @@ struct tierfs_small {
     uint64_t told_count;
     void (*on_miss)(void *context);
     void *context;
+    struct tierfs_disk *disk;  /* NULL: workers wait for the device */
+    atomic_uint waiting;       /* workers that do */
+    unsigned waiting_limit;
     unsigned workers;
     struct tierfs_reading_lane *lanes[];
 };
 
 int tierfs_small_create(struct tierfs_backing *backing, const struct tierfs_reading *reading,
-                        unsigned workers, struct tierfs_small **small)
+                        unsigned workers, unsigned may_wait, struct tierfs_small **small)
 {
     struct tierfs_small *made = calloc(1, sizeof *made + workers * sizeof made->lanes[0]);
 
@@ -34,6 +37,7 @@ int tierfs_small_create(struct tierfs_backing *backing, const struct tierfs_read
     made->backing = backing;
     made->reading = reading;
     made->workers = workers;
+    made->waiting_limit = may_wait;
     *small = made;
     return 0;
 }
@@ -83,20 +87,49 @@ static long answer_open(struct tierfs_small *small, struct tierfs_reader *reader
     return sizeof reply;
 }
 
-static long answer_read(struct tierfs_small *small, unsigned worker, struct tierfs_reader *reader,
-                        uint64_t ino, const struct fuse_read_in *asked, void *out, size_t out_capacity)
+/* Whether a worker may wait for the device: there has to be another one for all that does not. */
+static bool begin_wait(struct tierfs_small *small)
 {
+    if (atomic_fetch_add_explicit(&small->waiting, 1, memory_order_relaxed) < small->waiting_limit)
+        return true;
+    atomic_fetch_sub_explicit(&small->waiting, 1, memory_order_relaxed);
+    return false;
+}
+
+/* A read for which the device is needed: by another thread, if this one must not wait for it. */
+static long read_device(struct tierfs_small *small, struct tierfs_reading_lane *lane,
+                        const struct tierfs_device_read *read, const struct fuse_in_header *header,
+                        size_t body_bytes, const struct tierfs_origin *origin, char *out)
+{
+    bool may_wait = begin_wait(small);
+
+    if (!may_wait && small->disk != NULL &&
+        tierfs_disk_read(small->disk, read, header, sizeof *header + body_bytes, origin))
+        return TIERFS_NO_REPLY;
+    bool done = tierfs_reading_wait(lane, read, out);
+    if (may_wait)
+        atomic_fetch_sub_explicit(&small->waiting, 1, memory_order_relaxed);
+    return done ? (long)read->piece.length : -EAGAIN;
+}
+
+static long answer_read(struct tierfs_small *small, unsigned worker, struct tierfs_reader *reader,
+                        const struct fuse_in_header *header, size_t body_bytes,
+                        const struct tierfs_origin *origin, const struct fuse_read_in *asked, void *out,
+                        size_t out_capacity)
+{
+    const uint64_t ino = header->nodeid;
+    struct tierfs_device_read later;
     struct tierfs_inode inode;
     long result = -EAGAIN;
 
     if (small->lanes[worker] == NULL && tierfs_reading_lane_open(small->reading, &small->lanes[worker]) < 0)
         small->lanes[worker] = NULL;
     if (small->lanes[worker] != NULL && asked->size <= out_capacity && find_clean(reader, ino, &inode) == 0)
-        result = tierfs_reading_read(small->lanes[worker], &inode, asked->offset, asked->size, out);
-    if (result < 0) {
-        atomic_fetch_add_explicit(&small->missed, 1, memory_order_relaxed);
-        if (small->on_miss != NULL)
-            small->on_miss(small->context);
+        result = tierfs_reading_read(small->lanes[worker], &inode, asked->offset, asked->size, out, &later);
+    if (result == TIERFS_READING_WAITS)
+        result = read_device(small, small->lanes[worker], &later, header, body_bytes, origin, out);
+    if (result < 0 && result != TIERFS_NO_REPLY) {
+        tierfs_small_missed(small);
         return TIERFS_RELAY;
     }
     atomic_fetch_add_explicit(&small->reads, 1, memory_order_relaxed);
@@ -105,9 +138,16 @@ static long answer_read(struct tierfs_small *small, unsigned worker, struct tier
     return result;
 }
 
+void tierfs_small_missed(struct tierfs_small *small)
+{
+    atomic_fetch_add_explicit(&small->missed, 1, memory_order_relaxed);
+    if (small->on_miss != NULL)
+        small->on_miss(small->context);
+}
+
 long tierfs_small_answer(struct tierfs_small *small, unsigned worker, struct tierfs_reader *reader,
-                         const struct fuse_in_header *header, const void *body, size_t body_bytes, void *out,
-                         size_t out_capacity)
+                         const struct fuse_in_header *header, const void *body, size_t body_bytes,
+                         const struct tierfs_origin *origin, void *out, size_t out_capacity)
 {
     union {
         uint64_t fh; /* the first field of each */
@@ -138,7 +178,7 @@ long tierfs_small_answer(struct tierfs_small *small, unsigned worker, struct tie
     if ((asked.fh & TIERFS_FH_FRONT) == 0 || (asked.fh & ~TIERFS_FH_FRONT) != header->nodeid)
         return TIERFS_NOT_SMALL;
     if (header->opcode == FUSE_READ)
-        return answer_read(small, worker, reader, header->nodeid, &asked.read, out, out_capacity);
+        return answer_read(small, worker, reader, header, body_bytes, origin, &asked.read, out, out_capacity);
     if (header->opcode == FUSE_RELEASE)
         tierfs_backing_released_here(small->backing, header->nodeid);
     return 0;
@@ -158,6 +198,11 @@ size_t tierfs_small_touched(struct tierfs_small *small, uint64_t *inos)
             inos[count++] = ino;
     }
     return count;
+}
+
+void tierfs_small_set_disk(struct tierfs_small *small, struct tierfs_disk *disk)
+{
+    small->disk = disk;
 }
 
 void tierfs_small_on_miss(struct tierfs_small *small, void (*on_miss)(void *context), void *context)

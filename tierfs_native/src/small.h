@@ -9,6 +9,8 @@
 
 #include "abi.h"
 #include "backing.h"
+#include "disk.h"
+#include "origin.h"
 #include "reading.h"
 #include "view.h"
 
@@ -19,17 +21,26 @@
 
 struct tierfs_small;
 
-/* workers: how many threads will ask. reading: owned by the caller, and complete. 0 or -errno. */
+/*
+ * workers: how many threads will ask; may_wait: how many of them may wait for the device at a time, if there is a disk.
+ * reading: owned by the caller, and complete. 0 or -errno.
+ */
 int tierfs_small_create(struct tierfs_backing *backing, const struct tierfs_reading *reading,
-                        unsigned workers, struct tierfs_small **small);
+                        unsigned workers, unsigned may_wait, struct tierfs_small **small);
+
+/* Before the first request. What the workers do not wait for is read there. */
+void tierfs_small_set_disk(struct tierfs_small *small, struct tierfs_disk *disk);
 
 /* Not for these functions: ask tierfs_answer. */
 #define TIERFS_NOT_SMALL (-100003L)
 
-/* As tierfs_answer, for the worker of that number. */
+/* As tierfs_answer, for the worker of that number. The body follows its header. */
 long tierfs_small_answer(struct tierfs_small *small, unsigned worker, struct tierfs_reader *reader,
-                         const struct fuse_in_header *header, const void *body, size_t body_bytes, void *out,
-                         size_t out_capacity);
+                         const struct fuse_in_header *header, const void *body, size_t body_bytes,
+                         const struct tierfs_origin *origin, void *out, size_t out_capacity);
+
+/* A read that was to be answered here goes to the engine. */
+void tierfs_small_missed(struct tierfs_small *small);
 
 /*
  * Inodes that were read here since the last call, in order; not all of them if there were many. inos:

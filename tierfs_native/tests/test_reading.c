@@ -36,6 +36,7 @@ int main(void)
     static struct tierfs_reading
         *reading; /* these live as long as a front: there is nothing that ends them */
     static struct tierfs_reading_lane *lane;
+    struct tierfs_device_read later;
     char out[100];
 
     tier_make(&place);
@@ -46,11 +47,11 @@ int main(void)
     tier_writer_close(&writer);
     assert(tierfs_reading_create(&reading) == 0 && tierfs_reading_add_tier(reading, place.root, false) == 0);
     assert(tierfs_reading_lane_open(reading, &lane) == 0);
-    assert(tierfs_reading_read(lane, &inode, 10, sizeof out, out) == sizeof out);
+    assert(tierfs_reading_read(lane, &inode, 10, sizeof out, out, &later) == sizeof out);
     for (size_t at = 0; at < sizeof out; at++)
         assert(out[at] == tier_byte_at(FILE_NUMBER, 10 + at));
-    assert(tierfs_reading_read(lane, &inode, BLOCK, sizeof out, out) == -EAGAIN);
-    assert(tierfs_reading_read(lane, &inode, first_behind, sizeof out, out) == -EAGAIN);
-    assert(tierfs_reading_read(lane, &inode, inode.size_bytes, sizeof out, out) == 0);
+    assert(tierfs_reading_read(lane, &inode, BLOCK, sizeof out, out, &later) == -EAGAIN);
+    assert(tierfs_reading_read(lane, &inode, first_behind, sizeof out, out, &later) == -EAGAIN);
+    assert(tierfs_reading_read(lane, &inode, inode.size_bytes, sizeof out, out, &later) == 0);
     return 0;
 }
