@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,24 @@ EVERY = 40
 KEPT = 3
 
 pytestmark = pytest.mark.usefixtures("needs_mount")
+
+
+def bytes_of_files(top: Path) -> dict[str, bytes | None]:
+    """None: a link or a special file, whose object says in its metadata what it is."""
+    found = [path for path in top.rglob("*") if not stat.S_ISDIR(os.lstat(path).st_mode)]
+    return {
+        str(path.relative_to(top)): path.read_bytes() if stat.S_ISREG(os.lstat(path).st_mode) else None
+        for path in found
+    }
+
+
+def check_store(store: Path, expected: dict[str, bytes | None]) -> None:
+    """Every file is one object with its bytes, and nothing else is there."""
+    found = bytes_of_files(store)
+    assert found.keys() == expected.keys()
+    assert {name: found[name] for name, data in expected.items() if data is not None} == {
+        name: data for name, data in expected.items() if data is not None
+    }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -57,6 +76,8 @@ def test_snapshots_under_random_operations(mount_factory: MountFactory, seed: in
     for _ in range(2):
         assert tree_state(top) == tree_state(mounted.path / "copy") == expected[name][1], name
         mounted.flush()
+    for place in ("top", "copy"):
+        check_store(mounted.store_dir / place, bytes_of_files(top))
     while expected:
         delete(min(expected))
         for name, (location, state) in expected.items():

@@ -230,6 +230,24 @@ def test_a_deleted_snapshot(mount_factory: MountFactory) -> None:
 
 
 @needs_mount
+def test_what_the_kernel_has_never_heard_of_goes_from_the_store_as_well(mount_factory: MountFactory) -> None:
+    """There is no FORGET of such an inode, for which files that are open in a native front wait."""
+    mounted = mount_factory(options=("--ttl", "0.2"))
+    (mounted.path / "f").write_bytes(b"bytes")
+    snapshot(mounted, "one")
+    for number in range(300):
+        (mounted.store_dir / f"g{number}").write_bytes(b"from outside")
+    removed: list[int] = []
+
+    def is_restored() -> bool:
+        removed.append(restore(mounted, "one", "", "--no-backup")["removed"])
+        return sum(removed) == 300
+
+    wait_until(is_restored, "the mount to see what was put into the bucket")
+    wait_until(lambda: not list(mounted.store_dir.glob("g*")), "the objects to go")
+
+
+@needs_mount
 def test_an_interrupted_command_and_a_killed_engine(mount_factory: MountFactory) -> None:
     """Whenever they strike, the clone is not there or complete, and the command again makes it so."""
     mounted = mount_factory()

@@ -3,7 +3,7 @@
 ``refresher`` reports names that mean something else now, or nothing. The kernel is told, and the inode
 behind the old name goes: at once if nobody has it open, else when its last user leaves. With a native front
 files are open that are not open here; there the inode, and what the tiers have of it, stays until the kernel
-forgets it, or (the kernel may never have heard of it) until the next mount.
+forgets it, or the front says that the kernel has never heard of it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class RemoteChanges:
 
     async def settle(self, changes: Sequence[Invalidation]) -> None:
         """The same for names that the engine itself has changed, many at a time: they are dropped at once."""
+        # First, so that no FORGET can come before it is known what that is for.
+        idle = [ino for ino in {change.old_ino for change in changes} - {0} if await self._give_up(ino)]
         for change in changes:
             self._kernel.entry_gone(change.parent_ino, change.name)
-        idle = [ino for ino in {change.old_ino for change in changes} - {0} if await self._give_up(ino)]
         if idle:
             await self._db.commit(partial(_reap_all, inos=idle))
 
@@ -80,6 +81,8 @@ class RemoteChanges:
         if inode.nlink and not inode.is_dir:
             return False
         if inode.is_regular and self.keep(ino):
+            # If the kernel has never heard of it there will be no FORGET; then the front tells so.
+            self._kernel.inode_changed(ino, attributes_only=True)
             return False
         await self._contents.drop_unlinked(inode)
         return self._contents.peek(ino) is None

@@ -46,6 +46,7 @@ class Kind(enum.IntEnum):
     EXTRA = 9
     EXTRA_INTERRUPT = 10
     PASSED = 13
+    UNKNOWN = 26
     MOUNT = 16
     ATTACH = 17
     UNMOUNT = 18

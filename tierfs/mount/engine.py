@@ -154,7 +154,15 @@ class Engine:
                 )
                 nursery.start_soon(names.run)
                 front.on_touched = parts.note_touched
-            await front.mount(TierfsOperations(parts.services), self._settings, parts.cache.tiers)
+            operations = TierfsOperations(parts.services)
+            if isinstance(front, NativeFront):
+
+                def forget(ino: int) -> None:
+                    if ino in parts.services.orphans:
+                        nursery.start_soon(operations.forget, [(pyfuse3.InodeT(ino), 1)])
+
+                front.on_unknown = forget
+            await front.mount(operations, self._settings, parts.cache.tiers)
             try:
                 registry.write(record)
                 stack.callback(registry.remove, record)

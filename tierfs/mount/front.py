@@ -158,6 +158,8 @@ class NativeFront:
         """Takes what pyfuse3 does not know. Set before ``mount``."""
         self.on_touched: Callable[[Sequence[int]], None] = lambda inos: None
         """Called with inodes that the front has read without asking."""
+        self.on_unknown: Callable[[int], None] = lambda ino: None
+        """Called with an inode that the kernel was told to have changed, and does not know."""
         self.open_handles: list[OpenHandle] = []
         self.passed_files: dict[int, tuple[int, int]] = {}
         """Inode -> (device, inode) of the file to which an earlier engine has passed its opens through."""
@@ -197,6 +199,8 @@ class NativeFront:
                 os._exit(1)
             if message.kind == Kind.TOUCHED:
                 self.on_touched([ino for (ino,) in _INO.iter_unpack(message.body)])
+            elif message.kind == Kind.UNKNOWN:
+                self.on_unknown(message.value)
             elif message.kind == Kind.GONE:
                 self._gone.set()
             elif message.kind == Kind.EXTRA and self.extra is not None:

@@ -170,7 +170,7 @@ class Publisher:
     def note_many(self, inos: Iterable[int]) -> None:
         """All of these, which have dirty rows, have to be published; perhaps there are many more to come."""
         for ino in inos:
-            if len(self._due_at) >= MOST_QUEUED:
+            if len(self._due_at) - len(self.failures) >= MOST_QUEUED:
                 self._left_out_after = 0
                 return
             self.note(ino)
@@ -193,7 +193,8 @@ class Publisher:
         rescan_at = trio.current_time() + RESCAN_S
         while True:
             self._wake = trio.Event()
-            if self._left_out_after is not None and len(self._due_at) < SCAN_BATCH:
+            # What fails stays in the queue, and keeps nothing out of it.
+            if self._left_out_after is not None and len(self._due_at) - len(self.failures) < SCAN_BATCH:
                 self._note_left_out(self._left_out_after)
             pause = min(self._start_due(nursery), RESCAN_S)
             self._looks_at = trio.current_time() + pause

@@ -21,9 +21,10 @@ enum tierfs_message {
     TIERFS_MOUNTED = 4,   /* value: 0 or an errno; answers MOUNT */
     TIERFS_UNMOUNTED = 5, /* value: 0 or an errno; answers UNMOUNT */
     TIERFS_TOUCHED = 8, /* body: uint64_t[]: inodes that were read without the engine */
-    TIERFS_GONE = 6,      /* the kernel has let go of the mount */
-    TIERFS_COUNTS = 7,    /* body: struct tierfs_counts; answers COUNT */
-    TIERFS_EXTRA = 9,     /* body: a FUSE request that pyfuse3 does not know, as the kernel sent it */
+    TIERFS_UNKNOWN = 26, /* value: an inode that the kernel was to drop what it knows of, and does not know */
+    TIERFS_GONE = 6, /* the kernel has let go of the mount */
+    TIERFS_COUNTS = 7, /* body: struct tierfs_counts; answers COUNT */
+    TIERFS_EXTRA = 9, /* body: a FUSE request that pyfuse3 does not know, as the kernel sent it */
     TIERFS_EXTRA_INTERRUPT = 10, /* value: the unique of such a request; who waits for it has got a signal */
     TIERFS_PASSED = 13, /* body: struct tierfs_passed_file[]: after HANDLES */
     /* engine to front */

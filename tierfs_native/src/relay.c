@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MESSAGE_MAX_BYTES (1024u * 1024u + 64u * 1024u)
@@ -20,6 +21,8 @@
 #define SOCKET_BUFFER_BYTES (4 * 1024 * 1024)
 #define EXTRA_REPLY_MAX_BYTES 16384u
 #define NAMES_MAX_BYTES 65536u
+#define UNKNOWN_TRIES 5000u
+#define UNKNOWN_PAUSE_NS 1000000
 
 struct notice {
     struct notice *next;
@@ -643,6 +646,37 @@ static void queue_notice(struct tierfs_relay *relay, size_t bytes)
     free(notice);
 }
 
+/* The kernel does not know an inode: then nobody has it open. Tells the engine, which waits for its FORGET. */
+static void tell_unknown(struct tierfs_relay *relay, uint64_t ino)
+{
+    const struct timespec pause = {.tv_nsec = UNKNOWN_PAUSE_NS};
+
+    for (unsigned tries = 0; tries < UNKNOWN_TRIES; tries++) {
+        pthread_mutex_lock(&relay->lock);
+        int result = relay->channel < 0
+                         ? -EPIPE
+                         : tierfs_channel_send(relay->channel, TIERFS_UNKNOWN, ino, NULL, 0, MSG_DONTWAIT);
+        pthread_mutex_unlock(&relay->lock);
+        if (result != -EAGAIN)
+            return;
+        nanosleep(&pause, NULL);
+    }
+}
+
+/* The inode of a message that says that its attributes or bytes have changed; 0 of any other. */
+static uint64_t inode_of_notice(const struct notice *notice)
+{
+    struct {
+        struct fuse_out_header header;
+        uint64_t ino;
+    } start;
+
+    if (notice->bytes < sizeof start)
+        return 0;
+    memcpy(&start, notice->message, sizeof start);
+    return start.header.error == FUSE_NOTIFY_INVAL_INODE ? start.ino : 0;
+}
+
 /* Notifications may wait for an inode lock that a request in progress holds: never from a thread that answers. */
 static void *send_notices(void *context)
 {
@@ -660,7 +694,10 @@ static void *send_notices(void *context)
         relay->notice_count--;
         pthread_mutex_unlock(&relay->notice_lock);
         ssize_t written = write(device, notice->message, notice->bytes);
+        uint64_t unknown = written < 0 && errno == ENOENT ? inode_of_notice(notice) : 0;
         free(notice);
+        if (unknown != 0)
+            tell_unknown(relay, unknown);
         pthread_mutex_lock(&relay->notice_lock);
         if (written < 0)
             relay->refused++;
