@@ -175,9 +175,11 @@ class Files:
             return await self._read_for_front(number & ~FRONT_HANDLE, offset, length)
         takes_places = bool(number & TAKES_PLACES)
         content = self._services.handles.file(number & ~TAKES_PLACES).content
-        data = self._place(content, offset, length) if takes_places else None
-        if data is None:
-            data = content.read_nowait(self._cache, offset, length)
+        data = None
+        if not content.under_way.touch(offset, offset + length):
+            data = self._place(content, offset, length) if takes_places else None
+            if data is None:
+                data = content.read_nowait(self._cache, offset, length)
         self._services.readahead.observe(content.ino, content.ref, offset, length)
         if data is not None:
             return data
@@ -214,6 +216,7 @@ class Files:
 
         ``takes_places``: the answer may say where the bytes are instead.
         """
+        await content.under_way.wait(offset, offset + length)
         for _ in range(MOVE_ATTEMPTS):
             try:
                 if takes_places:
@@ -241,9 +244,11 @@ class Files:
         handle = self._services.handles.file(number)
         if not handle.can_write:
             raise InvalidArgument("the handle was opened for reading")
-        if handle.uid != 0:
-            await self.drop_privileges(handle.content.ino)
-        return await self._contents.write(handle.content, offset, data)
+        content = handle.content
+        with content.under_way.begun(offset, offset + len(data)):
+            if handle.uid != 0:
+                await self.drop_privileges(content.ino)
+            return await self._contents.write(content, offset, data)
 
     async def drop_privileges(self, ino: int) -> None:
         """A write by anyone but root clears set-user-ID and set-group-ID (POSIX write(2)).

@@ -30,6 +30,7 @@ from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import MAX_OBJECT_BYTES
 from tierfs.types import NO_CONTENT, ContentId, Inode, ObjectRef, new_content_id
+from tierfs.writeback.under_way import WritesUnderWay
 
 NO_FILE = (0, 0)
 
@@ -67,6 +68,7 @@ class FileContent:
     """Size or times here are newer than in the namespace."""
     sealing: bool = False
     lock: trio.Lock = field(default_factory=trio.Lock)
+    under_way: WritesUnderWay = field(default_factory=WritesUnderWay)
 
     def read_nowait(self, cache: Cache, offset: int, length: int) -> bytes | None:
         """The bytes if they can be had without waiting, else None. Never blocks."""

@@ -62,9 +62,9 @@ static void run_writer(const char *directory, int asked)
     put_format(&writer, TIERFS_FORMAT_VERSION);
     writer_commit(&writer);
     do {
-        if (send(asked, "", 1, 0) != 1)
+        if (packet_send(asked, "", 1) != 1)
             break;
-        got = recv(asked, data, sizeof(data), 0);
+        got = packet_receive(asked, data, sizeof(data));
         if (got > 0)
             write_rows(&writer, data, (size_t)got);
     } while (got > 0);
@@ -91,7 +91,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     }
     close(ends[1]);
     channel = ends[0];
-    assert(recv(channel, &ready, 1, 0) == 1);
+    assert(packet_receive(channel, &ready, 1) == 1);
     assert(tierfs_view_open(directory, &view) == 0);
     remove_directory(directory); /* what is open stays, and nothing is left behind */
     assert(tierfs_reader_open(view, &reader) == 0);
@@ -154,8 +154,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size == 0 || size > INPUT_MAX)
         return 0;
-    assert(send(channel, data, size, 0) == (ssize_t)size);
-    assert(recv(channel, &ready, 1, 0) == 1);
+    assert(packet_send(channel, data, size) == (ssize_t)size);
+    assert(packet_receive(channel, &ready, 1) == 1);
     for (uint64_t ino = 1; ino < INODES; ino++)
         ask_everything(ino);
     resolve_paths();

@@ -74,7 +74,7 @@ static void run_writer(int asked)
     ssize_t got;
 
     tier_writer_open(&writer, &place);
-    while (send(asked, "", 1, 0) == 1 && (got = recv(asked, data, sizeof(data), 0)) > 0) {
+    while (packet_send(asked, "", 1) == 1 && (got = packet_receive(asked, data, sizeof(data))) > 0) {
         assert(mdb_drop(writer.txn, writer.extents, 0) == 0);
         for (size_t at = 0; at + ROW_HEAD <= (size_t)got;) {
             uint16_t bytes;
@@ -135,7 +135,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     close(ends[1]);
     writing = ends[0];
     char ready;
-    assert(recv(writing, &ready, 1, 0) == 1);
+    assert(packet_receive(writing, &ready, 1) == 1);
     assert(tierfs_view_open(directory, &view) == 0 && tierfs_reader_open(view, &reader) == 0);
     remove_directory(directory); /* what is open stays, and nothing is left behind */
     assert(tierfs_backing_create(&backing) == 0 && tierfs_reading_create(&reading) == 0);
@@ -274,8 +274,8 @@ static size_t take_rows(struct row rows[INODES][2], const uint8_t *data, size_t 
     }
     if (used == 0)
         index[used++] = 0; /* an empty packet would be the end */
-    assert(send(writing, index, used, 0) == (ssize_t)used);
-    assert(recv(writing, &ready, 1, 0) == 1);
+    assert(packet_send(writing, index, used) == (ssize_t)used);
+    assert(packet_receive(writing, &ready, 1) == 1);
     return at;
 }
 

@@ -7,9 +7,11 @@
 #include "records.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <lmdb.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,6 +54,27 @@ static inline void remove_directory(const char *path)
         unlink(file);
     }
     rmdir(path);
+}
+
+/* Packets between a fuzzer and the process that writes for it; the timer of libFuzzer interrupts. */
+static inline ssize_t packet_receive(int socket, void *data, size_t bytes)
+{
+    ssize_t got;
+
+    do
+        got = recv(socket, data, bytes, 0);
+    while (got < 0 && errno == EINTR);
+    return got;
+}
+
+static inline ssize_t packet_send(int socket, const void *data, size_t bytes)
+{
+    ssize_t sent;
+
+    do
+        sent = send(socket, data, bytes, MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent;
 }
 
 static inline void put_raw(struct writer *writer, enum table table, const void *key, size_t key_bytes,
