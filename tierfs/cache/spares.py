@@ -1,9 +1,9 @@
 """Empty dirty files made in advance, so that the thread that commits can give one to whoever creates a file.
 
 A new file that is passed through needs its staging file before its create is answered, and that answer waits
-for nobody but the commit. Few are kept, and new ones are made slowly: where thousands of small files are
-created, the rest does without, which costs nothing then. They are named like dirty contents, so that one that
-was given away is found after a crash; the others belong to no inode, and are removed then.
+for nobody but the commit. Few are kept until somebody found none: without one, each write asks the engine,
+which takes longer than making a file in advance, many at a time. They are named like dirty contents, so that
+one that was given away is found after a crash; the others belong to no inode, and are removed then.
 
 ``take`` and ``give_back`` may be called from any thread, all else from the trio thread.
 """
@@ -22,7 +22,8 @@ from tierfs.cache.dirty import DirtyFiles, create_file
 from tierfs.errors import CacheError
 from tierfs.types import ContentId, new_content_id
 
-_KEPT = 32
+_FIRST_KEPT = 32
+_MOST_KEPT = 256
 _PAUSE_S = 0.02
 
 
@@ -44,6 +45,7 @@ class Spares:
     def __init__(self, dirty: DirtyFiles) -> None:
         self._dirty = dirty
         self._ready: deque[Spare] = deque()
+        self._kept = _FIRST_KEPT
         self._usable = False
         self._wanted = trio.Event()
 
@@ -54,6 +56,7 @@ class Spares:
         try:
             return self._ready.popleft()
         except IndexError:
+            self._kept = min(2 * self._kept, _MOST_KEPT)
             return None
 
     def give_back(self, spare: Spare) -> None:
@@ -63,7 +66,7 @@ class Spares:
     def look(self) -> None:
         """One may have been taken, and dirty contents may have grown."""
         self._usable = self._dirty.takes_direct_writes
-        if len(self._ready) < _KEPT // 2:
+        if len(self._ready) < self._kept // 2:
             self._wanted.set()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -79,10 +82,10 @@ class Spares:
             await self._refill()
 
     async def _refill(self) -> None:
-        if not self._usable or len(self._ready) >= _KEPT // 2:
+        if not self._usable or len(self._ready) >= self._kept // 2:
             return
         with contextlib.suppress(CacheError):  # the tier's health knows; creates do without
-            self._ready += await self._dirty.call(_make, self._dirty, _KEPT - len(self._ready))
+            self._ready += await self._dirty.call(_make, self._dirty, self._kept - len(self._ready))
 
     def close(self) -> None:
         """The last call: what nobody has taken goes."""

@@ -7,6 +7,12 @@
 /* Cookies 1 and 2 stand for . and ..; those of the namespace are shifted by that. */
 #define DOT_COOKIE 1
 #define DOT_DOT_COOKIE 2
+/*
+ * The kernel asks for attributes at the beginning of a directory, and later on if somebody has wanted those that it
+ * got. For each entry it makes a dentry and an inode then, which costs it several times what the name alone does; and
+ * find(1), for one, wants none of them. So the first answer is short.
+ */
+#define FIRST_PLUS_BYTES 4096
 
 long tierfs_answer_opendir(const struct tierfs_request *request)
 {
@@ -119,6 +125,8 @@ long tierfs_answer_readdir(const struct tierfs_request *request)
     if ((asked.fh & TIERFS_FH_FRONT) != 0 && (asked.fh & ~TIERFS_FH_FRONT) != request->header->nodeid)
         return -EBADF;
     listing.capacity = asked.size < request->out_capacity ? asked.size : request->out_capacity;
+    if (listing.plus && asked.offset == 0 && listing.capacity > FIRST_PLUS_BYTES)
+        listing.capacity = FIRST_PLUS_BYTES;
     status = tierfs_find_inode(request->reader, request->header->nodeid, &directory);
     if (status == 0 && !S_ISDIR(directory.mode))
         status = -ENOTDIR;
