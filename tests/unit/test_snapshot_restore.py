@@ -129,6 +129,12 @@ async def job_has_ended(engine: Engine) -> None:
             await trio.sleep(0.01)
 
 
+def kept_keys(engine: Engine) -> list[str]:
+    """Also while some of them are just being deleted."""
+    below = engine.bucket / ".tierfs" / "snapshots"
+    return os.listdir(below) if below.is_dir() else []
+
+
 def no_problems(tmp_path: Path) -> None:
     assert check(tmp_path / "state") == []
 
@@ -250,7 +256,7 @@ async def test_a_clone_outlives_its_snapshot_and_what_it_was_made_of(tmp_path: P
     no_problems(tmp_path)
     async with running_engine(settings_for(tmp_path)) as engine:  # what was only kept for the clone goes
         with trio.fail_after(60):
-            while kept_objects(engine):
+            while kept_keys(engine):
                 await drained(engine)
                 await trio.sleep(0.01)
         assert await read(engine, "copy/f") == b"bytes"
@@ -754,7 +760,7 @@ async def test_a_crash_at_any_request_loses_nothing_and_leaves_nothing_behind(
         for above in ("d", "copy"):
             assert {name: await read(engine, f"{above}/{name}") for name in expected} == expected
         with trio.fail_after(60):
-            while kept_objects(engine):
+            while kept_keys(engine):
                 await drained(engine)
                 await trio.sleep(0.01)
         with engine.parts.db.read() as txn:
