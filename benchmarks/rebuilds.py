@@ -7,8 +7,8 @@ entries are files of 4 KiB in a bucket that is a directory; then it is also meas
 every file of a clone has an object, and the bytes that this reads from and sends to the store. More are only
 in the namespace, with objects that nobody asks for: what is printed of these ends when the tree is visible.
 
-Seconds, and in parentheses those of processor time. Of each: a clone of everything; a restore after one entry in a hundred was removed, with the survey that
-precedes it; and a restore when all were.
+Seconds, and in parentheses those of processor time. Of each: a clone of everything; a restore after one entry
+in a hundred was removed, with the survey that precedes it; and a restore when all were.
 """
 
 from __future__ import annotations
