@@ -25,7 +25,7 @@ from tierfs.errors import (
     NamespaceError,
     NotFound,
 )
-from tierfs.namespace import schema
+from tierfs.namespace import durability, schema
 from tierfs.namespace.db import Change, Database, ReadTransaction, WriteTransaction
 from tierfs.types import ROOT_INO, Inode
 
@@ -340,8 +340,21 @@ def test_files_are_private(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
     with open_namespace(tmp_path) as ns:
         ns.change(put(schema.pack_u64(99), schema.META_FORMAT))
+    files = {path: path.read_bytes() for path in (tmp_path / "namespace.lmdb").iterdir() if path.suffix != ".mdb"}
     with pytest.raises(FormatError, match="99"):
         Database.open(tmp_path)
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_database_without_a_header_of_its_own_gets_a_format_that_who_does_not_know_it_refuses(
+    tmp_path: Path,
+) -> None:
+    """Who commits without it changes pages that the header speaks of, to which a power cut goes back."""
+    with open_namespace(tmp_path) as ns:
+        ns.change(put(schema.pack_u64(schema.OLDEST_FORMAT), schema.META_FORMAT))
+    (tmp_path / "namespace.lmdb" / durability.FILE_NAME).unlink()
+    with open_namespace(tmp_path) as ns, ns.db.read() as txn:
+        assert txn.get(schema.META_FORMAT, None, txn.tables.meta) == schema.pack_u64(4)
 
 
 def test_the_state_of_another_source_is_refused(tmp_path: Path) -> None:

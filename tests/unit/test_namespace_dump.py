@@ -88,7 +88,7 @@ def test_load_refuses_what_it_cannot_use_and_leaves_nothing(tmp_path: Path) -> N
         ([], NamespaceError),
         (["{}"], FormatError),
         (["[]"], NamespaceError),
-        ([lines[0].replace('"format": 2', '"format": 77'), *lines[1:]], FormatError),
+        ([lines[0].replace('"format": 4', '"format": 77'), *lines[1:]], FormatError),
     ):
         with pytest.raises(error):
             load(target, wrong)

@@ -170,7 +170,7 @@ class Database:
         self._undurable = threading.Event()
         """Something has been committed that a power cut may undo."""
         self._ended = threading.Event()
-        self._awaiting: list[_Job[Any]] = []
+        self._awaiting: deque[_Job[Any]] = deque()
         """They wait until a power cut cannot undo what has been committed."""
         self._syncer: threading.Thread | None = None
         self._closed = False
@@ -213,6 +213,7 @@ class Database:
             raise
         checkpoints = None
         try:
+            environment.check_format(env, path)
             if not read_only:
                 checkpoints = Checkpoints.start(env, path, boot_id)
             tables = Tables()
@@ -251,6 +252,8 @@ class Database:
             self.unclean_boot = not self.clean_close and not same_boot
             if txn.get(schema.META_FORMAT, None, meta) is None:
                 environment.initialise(txn, now_ns)
+            # Durable before anything is committed that is not: an older tierfs must not open it any more.
+            txn.put(schema.META_FORMAT, schema.pack_u64(schema.FORMAT_VERSION), db=meta)
             for key, text in ((schema.META_SOURCE, source), (schema.META_PREFIX, prefix)):
                 if text is not None:
                     txn.put(key, text.encode(), db=meta)
@@ -429,7 +432,8 @@ class Database:
             if self._ended.wait(_LAZY_S):
                 return
             self._undurable.clear()
-            awaiting, self._awaiting = self._awaiting, []
+            # Who comes while the device works may have committed too late for that.
+            awaiting = [self._awaiting.popleft() for _ in range(len(self._awaiting))]
             try:
                 checkpoints.take()
             except NamespaceError as error:  # said in the log; all that comes later is refused

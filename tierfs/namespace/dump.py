@@ -157,7 +157,6 @@ def _load_header(txn: WriteTransaction, header: dict[str, Any]) -> None:
             txn.put(key, header[name].encode(), db=meta)
     txn.tables.prefix = header["prefix"]
     records.delete_inode(txn, ROOT_INO)
-    txn.put(schema.META_FORMAT, pack_u64(header["format"]), db=meta)
     for name, value in header.get("snapshots", {}).items():
         txn.put(name.encode(), bytes.fromhex(value), db=meta)
 

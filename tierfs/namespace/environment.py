@@ -110,10 +110,14 @@ def _allocate(path: Path) -> None:
         os.close(fd)
 
 
-def check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str | None) -> None:
-    """Refuse what another version made, and what belongs to another source; learn the prefix if not given."""
-    meta = txn.tables.meta
-    raw = txn.get(schema.META_FORMAT, None, meta)
+def check_format(env: lmdb.Environment, path: Path) -> None:
+    """Refuse what another version made, before anything is written. Raises ``FormatError``."""
+    try:
+        meta = env.open_db(b"meta", create=False)
+    except lmdb.NotFoundError:
+        return
+    with env.begin() as txn:
+        raw = txn.get(schema.META_FORMAT, db=meta)
     if raw is None:
         return
     version = schema.unpack_u64(raw)[0]
@@ -123,6 +127,11 @@ def check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str
             f"{path} has format {version}, this version of tierfs reads {schema.FORMAT_VERSION}: "
             f"use {older} tierfs, or another --state-dir"
         )
+
+
+def check_meta(txn: ReadTransaction, path: Path, source: str | None, prefix: str | None) -> None:
+    """Refuse what belongs to another source; learn the prefix if not given."""
+    meta = txn.tables.meta
     for key, text, what in (
         (schema.META_SOURCE, source, "source"),
         (schema.META_PREFIX, prefix, "prefix"),
@@ -143,7 +152,6 @@ def initialise(txn: WriteTransaction, now_ns: int) -> None:
     # The root is made here rather than in ``tree`` so that no reader ever meets a database without one.
     meta = txn.tables.meta
     generation = int.from_bytes(os.urandom(3), "big") + 1
-    txn.put(schema.META_FORMAT, schema.pack_u64(schema.OLDEST_FORMAT), db=meta)
     txn.put(schema.META_NEXT_ID, schema.pack_u64(schema.FIRST_FREE_ID), db=meta)
     txn.put(schema.META_EPOCH, schema.pack_u64(0), db=meta)
     txn.put(schema.META_UUID, uuid.uuid4().bytes, db=meta)

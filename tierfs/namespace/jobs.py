@@ -63,7 +63,6 @@ def begin_clone(
 
 
 def put(txn: WriteTransaction, job: JobRow) -> None:
-    snapshots.raise_format(txn, schema.FORMAT_VERSION)
     txn.put(b"j" + pack_u64(job.number), schema.encode_row(job), db=txn.tables.job)
 
 

@@ -95,13 +95,10 @@ from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
 from tierfs.types import Inode, ObjectInfo
 
 FORMAT_VERSION = 4
-"""The newest format that is understood: a database in which a snapshot was restored or cloned. An older
-tierfs would not know where the bytes of such files are."""
-SNAPSHOT_FORMAT = 3
-"""The format of a database in which a snapshot was made. An older tierfs would change records without keeping
-what they were."""
+"""What a database becomes when it is opened for writing. Before 4 there was no header of its own to go back
+to after a power cut (``durability``): who does not know of that would change the pages that it speaks of."""
 OLDEST_FORMAT = 2
-"""The format of a database in which none was ever made."""
+"""The oldest that is understood. In 3 and later there may be snapshots, and tables for them."""
 
 NAME_MAX_BYTES = 255
 SYMLINK_MAX_BYTES = 4095

@@ -38,16 +38,8 @@ def create(txn: WriteTransaction, name: bytes, root_ino: int, *, now_ns: int) ->
     txn.put(pack_u64(epoch), schema.encode_row(row), db=txn.tables.snapshot)
     txn.put(schema.META_EPOCH, pack_u64(epoch), db=meta)
     txn.put(schema.META_FRONTIER, pack_u64_pair(epoch, limit), db=meta)
-    raise_format(txn, schema.SNAPSHOT_FORMAT)
     txn.forget_frontier()
     return row
-
-
-def raise_format(txn: WriteTransaction, version: int) -> None:
-    """From now on only a tierfs that knows this format may open the database."""
-    meta = txn.tables.meta
-    if unpack_u64(txn.get(schema.META_FORMAT, None, meta))[0] < version:
-        txn.put(schema.META_FORMAT, pack_u64(version), db=meta)
 
 
 def delete(txn: WriteTransaction, name: bytes) -> SnapshotRow:
