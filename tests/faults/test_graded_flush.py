@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,12 +46,21 @@ def test_closed_files_survive_a_power_cut_while_the_store_is_down(
     (mounted.path / "b").write_bytes(b"small")
     os.rename(mounted.path / "b", mounted.path / "c")
     wait_until(lambda: files_at(mounted) == {"memory": 0, "disk": 2, "uploading": 0}, "both on the disk")
-    mounted.kill9()
+    log = os.open(mounted.path / "log", os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        for line in (b"line 1", b", line 2"):
+            os.write(log, line)
+            os.fsync(log)
+        mounted.kill9()
+    finally:
+        with contextlib.suppress(OSError):  # the mount is dead
+            os.close(log)
     disk.cut(seed=3)
     mounted.heal()
     mounted.start()
     assert (mounted.path / "a").read_bytes() == DATA
     assert (mounted.path / "c").read_bytes() == b"small"
+    assert (mounted.path / "log").read_bytes() == b"line 1, line 2"
     mounted.flush()
     assert (mounted.store_dir / "a").read_bytes() == DATA
     assert (mounted.store_dir / "c").read_bytes() == b"small"
@@ -62,6 +72,7 @@ def test_every_stage_is_told(mount_factory: MountFactory) -> None:
     (mounted.path / "warm").write_bytes(b"x")
     mounted.flush()
     assert mounted.status()["stages"]["store"] == {"files": 1, "bytes": 1}
+    wait_until(lambda: files_at(mounted) == {"memory": 0, "disk": 0, "uploading": 0}, "the first to be clean")
     mounted.fail({"kind": "block", "operation": "put"})
     with open(mounted.path / "open", "wb", buffering=0) as file:
         writer = file.fileno()
@@ -82,6 +93,6 @@ def test_every_stage_is_told(mount_factory: MountFactory) -> None:
     assert mounted.status()["stages"]["uploading"]["bytes"] == len(DATA)
     mounted.heal()
     mounted.flush()
-    assert files_at(mounted) == {"memory": 0, "disk": 0, "uploading": 0}
+    wait_until(lambda: files_at(mounted) == {"memory": 0, "disk": 0, "uploading": 0}, "all to be clean")
     assert mounted.status()["stages"]["store"] == {"files": 2, "bytes": 1 + len(DATA)}
     assert "stages" not in mounted.cli("status", str(mounted.path)).stdout

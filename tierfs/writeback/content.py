@@ -25,7 +25,7 @@ from tierfs.cache.reading import Place
 from tierfs.cache.residency import Cache
 from tierfs.cache.staging import Staging
 from tierfs.errors import NotFound, ObjectTooLarge, TierFailed, TierfsError
-from tierfs.namespace import loans, publish, schema, tree
+from tierfs.namespace import loans, publish, records, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import MAX_OBJECT_BYTES
@@ -585,6 +585,15 @@ class ContentTable:
         # Only now: until the commit is visible everybody has to see the values laid over the record.
         if state == _State.of(content):
             content.unsaved = False
+
+    async def save_durably(self, content: FileContent) -> None:
+        """What the namespace knows survives a power cut, and the time of a file of the same size as well."""
+        with self._db.read() as txn:
+            inode = records.find_inode(txn, content.ino)
+        if inode is None or inode.size_bytes != content.size_bytes:
+            await self._db.sync()
+        else:
+            await self.save(content, durable=True)
 
     async def save_together(self, contents: Iterable[FileContent]) -> None:
         """``save`` in no hurry, in one commit, for files that are closed. Who has no inode is left out."""

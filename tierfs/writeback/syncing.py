@@ -144,8 +144,9 @@ class BackgroundSync:
 async def make_durable(contents: ContentTable, content: FileContent) -> None:
     """Bytes, size and name survive a power cut when this returns. Raises what ``Staging.sync`` raises.
 
-    The disk gets both at once: before this returns neither is promised, and where a power cut leaves a size
-    that is not that of the file, ``recovery`` believes the file.
+    The disk gets bytes and names at once: before this returns neither is promised. The size is that of the
+    staging file, which ``recovery`` believes, so a file that has grown needs no commit of its own: the names
+    that were committed before are mostly durable already. Of one that has not, fdatasync leaves the time out.
     """
     failures: list[TierfsError] = []
 
@@ -158,6 +159,6 @@ async def make_durable(contents: ContentTable, content: FileContent) -> None:
     async with trio.open_nursery() as nursery:
         if content.staging is not None:
             nursery.start_soon(catch, content.staging.sync)
-        nursery.start_soon(catch, partial(contents.save, content, durable=True))
+        nursery.start_soon(catch, partial(contents.save_durably, content))
     if failures:
         raise failures[0]
