@@ -17,10 +17,11 @@ from tests.support.engine import ROOT_CALLER, Engine, drained, objects_in, runni
 from tests.support.watched_store import WatchedStore
 from tierfs.cache import device
 from tierfs.cache.index import TierIndex
+from tierfs.cache.spares import Spare
 from tierfs.errors import TierFailed
 from tierfs.namespace.db import Change, Database
 from tierfs.store.base import ObjectStore
-from tierfs.types import ROOT_INO
+from tierfs.types import ROOT_INO, new_content_id
 from tierfs.writeback.stages import Stage
 from tierfs.writeback.syncing import BackgroundSync
 
@@ -93,8 +94,8 @@ async def test_what_is_open_for_writing_is_left_alone(
         engine.parts.background_sync.note(inode.ino, 0.0)
         other = await engine.write_file("b", b"closed")
         engine.parts.background_sync.hurry(other.ino)
-        await until(lambda: disk.synced == [b"closed"])
-        assert held(engine) == (1, 1, 0)
+        await until(lambda: held(engine) == (1, 1, 0))
+        assert disk.synced == [b"closed"]
         await engine.files.fsync(number)
         assert disk.synced == [b"closed", DATA]
         assert held(engine) == (0, 2, 0)
@@ -269,6 +270,8 @@ async def test_files_made_in_advance_have_durable_names(
             assert disk.synced == [DATA]
             assert len(synced) == 1
             await staging.discard()
+            late = Spare(new_content_id(), 0, (0, 0), spare.batch + 1)
+            assert not cache._area.spares.is_named(late)
             nursery.cancel_scope.cancel()
 
 

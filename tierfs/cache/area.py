@@ -157,7 +157,7 @@ class StagingArea:
         """See ``Cache.adopt_spare``."""
         content_id = spare.content_id
         self._refuse_known(content_id)
-        self.dirty.entries[content_id] = Entry(0, 0, None, named=spare.named)
+        self.dirty.entries[content_id] = Entry(0, 0, None, named=self.spares.is_named(spare))
         staging = self._open[content_id] = Staging(self.dirty, content_id, 0)
         staging.note_direct_writes(mtime_ns)
         self.spares.look()

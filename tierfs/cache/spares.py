@@ -25,6 +25,8 @@ from tierfs.types import ContentId, new_content_id
 _FIRST_KEPT = 32
 _MOST_KEPT = 256
 _PAUSE_S = 0.02
+_NAMES_PAUSE_S = 1.0
+"""Between two syncs of the directory: where thousands of files are created, nobody waits for their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class Spare:
     descriptor: int
     identity: tuple[int, int]
     """(device, inode)"""
-    named: bool
-    """Its name is durable, so that a sync of its bytes is enough."""
+    batch: int
+    """Those with the same number were made together."""
 
 
 class Spares:
@@ -48,6 +50,14 @@ class Spares:
         self._kept = _FIRST_KEPT
         self._usable = False
         self._wanted = trio.Event()
+        self._batches = 0
+        self._named_batches = 0
+        """Of these the names are durable."""
+        self._unnamed = trio.Event()
+
+    def is_named(self, spare: Spare) -> bool:
+        """Its name is durable, so that a sync of its bytes is enough."""
+        return spare.batch <= self._named_batches
 
     def take(self) -> Spare | None:
         """None: there is none, or nobody should write without asking now."""
@@ -73,19 +83,39 @@ class Spares:
         """Make them, until cancelled. Started: the first file that is created can have one."""
         self.look()
         await self._refill()
-        task_status.started()
+        await self._sync_names()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_names)
+            task_status.started()
+            while True:
+                await trio.sleep(_PAUSE_S)
+                self.look()
+                await self._wanted.wait()
+                self._wanted = trio.Event()
+                await self._refill()
+
+    async def _keep_names(self) -> None:
         while True:
-            await trio.sleep(_PAUSE_S)
-            self.look()
-            await self._wanted.wait()
-            self._wanted = trio.Event()
-            await self._refill()
+            await self._unnamed.wait()
+            self._unnamed = trio.Event()
+            if self._named_batches < self._batches:
+                await self._sync_names()
+                await trio.sleep(_NAMES_PAUSE_S)
+
+    async def _sync_names(self) -> None:
+        made = self._batches
+        with contextlib.suppress(CacheError):  # then the first sync of each sees to its name
+            await self._dirty.call(device.sync_directory, self._dirty.directory)
+            self._named_batches = made
 
     async def _refill(self) -> None:
         if not self._usable or len(self._ready) >= self._kept // 2:
             return
         with contextlib.suppress(CacheError):  # the tier's health knows; creates do without
-            self._ready += await self._dirty.call(_make, self._dirty, self._kept - len(self._ready))
+            batch = self._batches + 1
+            self._ready += await self._dirty.call(_make, self._dirty, self._kept - len(self._ready), batch)
+            self._batches = batch
+            self._unnamed.set()
 
     def close(self) -> None:
         """The last call: what nobody has taken goes."""
@@ -96,7 +126,7 @@ class Spares:
             device.unlink_if_there(self._dirty.path_of(spare.content_id))
 
 
-def _make(dirty: DirtyFiles, count: int) -> list[Spare]:
+def _make(dirty: DirtyFiles, count: int, batch: int) -> list[Spare]:
     """Worker thread. Raises ``OSError``."""
     made = []
     for _ in range(count):
@@ -104,9 +134,5 @@ def _make(dirty: DirtyFiles, count: int) -> list[Spare]:
         path = dirty.path_of(content_id)
         os.close(create_file(path))
         descriptor = device.open_to_lend(path)
-        made.append((content_id, descriptor, device.identity(descriptor)))
-    named = False
-    with contextlib.suppress(OSError):  # then the first sync of each sees to its name
-        device.sync_directory(dirty.directory)
-        named = True
-    return [Spare(*spare, named) for spare in made]
+        made.append(Spare(content_id, descriptor, device.identity(descriptor), batch))
+    return made
