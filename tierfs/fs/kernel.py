@@ -16,6 +16,7 @@ import trio
 log = structlog.get_logger(__name__)
 
 QUEUE_ENTRIES = 100_000
+PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,20 @@ class InodeChanged:
 Notice = EntryGone | InodeChanged
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mark:
+    """Not for the kernel: everything before it has been passed on."""
+
+    reached: trio.Event
+
+
 class KernelCaches:
     """``send`` passes one notice to the kernel; it may block and is called from one worker thread."""
 
     def __init__(self, send: Callable[[Notice], None]) -> None:
         self._send = send
-        self._into, self._out = trio.open_memory_channel[Notice](QUEUE_ENTRIES)
+        self._into, self._out = trio.open_memory_channel[Notice | _Mark](QUEUE_ENTRIES)
+        self._runs = False
         self.dropped = 0
 
     def entry_gone(self, parent_ino: int, name: bytes) -> None:
@@ -50,6 +59,15 @@ class KernelCaches:
 
     def inode_changed(self, ino: int, *, attributes_only: bool) -> None:
         self._put(InodeChanged(ino, attributes_only))
+
+    async def passed_on(self) -> None:
+        """Wait until the kernel (or a native front) has what was queued before. Not from inside a request."""
+        if not self._runs:
+            return
+        mark = _Mark(trio.Event())
+        with trio.move_on_after(PATIENCE_S):
+            await self._into.send(mark)
+            await mark.reached.wait()
 
     def _put(self, notice: Notice) -> None:
         try:
@@ -60,7 +78,11 @@ class KernelCaches:
     async def run(self) -> None:
         """Pass notices on until cancelled."""
         limiter = trio.CapacityLimiter(1)
+        self._runs = True
         async for notice in self._out:
+            if isinstance(notice, _Mark):
+                notice.reached.set()
+                continue
             try:
                 await trio.to_thread.run_sync(self._send, notice, limiter=limiter, abandon_on_cancel=True)
             except FileNotFoundError:

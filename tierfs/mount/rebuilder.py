@@ -223,6 +223,7 @@ class Rebuilder:
             raise
         self._kernel.entry_gone(job.parent_ino, job.name)
         self._kernel.inode_changed(job.parent_ino, attributes_only=True)
+        await self._kernel.passed_on()
 
     async def _announce(self, running: Running) -> None:
         after: int | None = 0
@@ -264,6 +265,7 @@ class Rebuilder:
         if step.removed or step.replaced:
             self._publisher.note_deletion()
         await self._remote.settle(step.invalidations)
+        await self._kernel.passed_on()
 
     def _retell(self, ino: int) -> None:
         content = self._contents.peek(ino)
