@@ -1,10 +1,10 @@
 """Requests about names of files that a native front sends straight to the thread that commits.
 
-CREATE, UNLINK and RENAME are one change each. On their way through pyfuse3 and trio they would wake up two
-threads more than need be, and cost several times what the change itself costs. So the commit thread reads
-them from a socket of their own (``namespace.db.Source``), all that have arrived share a transaction, and one
-packet has their answers. What has to wait for something (a directory that moves, a request that an earlier
-engine has done already) goes on to ``extra`` instead.
+CREATE, UNLINK and RENAME are one change each, RELEASE is none. On their way through pyfuse3 and trio they
+would wake up two threads more than need be, and cost several times what the change itself costs. So the
+commit thread reads them from a socket of their own (``namespace.db.Source``), all that have arrived share a
+transaction, and one packet has their answers. What has to wait for something (a directory that moves, a
+request that an earlier engine has done already) goes on to ``extra`` instead.
 
 Open files, orphans and what waits to be published belong to the trio thread. What it has to know of a change
 is put into a queue before the front gets the answer, and ``settle`` takes it in: at the start of every later
@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -30,6 +30,7 @@ from tierfs.cache.spares import Spare
 from tierfs.errors import TierfsError
 from tierfs.fs import extra, repeats
 from tierfs.fs.extra import ExtraRequests
+from tierfs.fs.files import Files
 from tierfs.fs.handles import FileHandle, open_flags
 from tierfs.fs.names import Names, new_file_mode
 from tierfs.fs.ops import PREFERRED_IO_BYTES, errno_of
@@ -49,6 +50,9 @@ REQUEST_MAX_BYTES: Final = 4096
 """More than a header, two names and the rest."""
 TAKEN_AT_ONCE: Final = 256
 _OUT_HEADER = struct.Struct("<IiQ")
+_RELEASE_IN = struct.Struct("<Q")
+_OPCODE: Final = slice(4, 8)
+_RELEASE: Final = extra.RELEASE.to_bytes(4, "little")
 _CREATED_OUT = struct.Struct(_OUT_HEADER.format + extra.ENTRY_OUT.format[1:] + extra.OPEN_OUT.format[1:])
 _S_IFDIR = 0o040000
 _S_IFMT = 0o170000
@@ -210,6 +214,21 @@ class _Rename(_Request):
             self.direct.name_removed(result.replaced)
 
 
+class _Release:
+    """RELEASE: nothing is changed by it, and nobody waits for an answer."""
+
+    __slots__ = ("direct", "number", "unique")
+
+    def __init__(self, direct: DirectRequests, message: bytes, unique: int) -> None:
+        self.direct = direct
+        self.unique = unique
+        self.number: int = _RELEASE_IN.unpack_from(message, extra.HEADER.size)[0]
+
+    def settled(self, names: Names) -> None:
+        """On the trio thread, after all that was committed before it came."""
+        self.direct.released(self.number)
+
+
 class DirectRequests:
     """See the module docstring. ``take`` and ``finish`` run on the commit thread, all else on trio's."""
 
@@ -224,9 +243,11 @@ class DirectRequests:
         self._socket.setblocking(False)
         self._names = Names(services)
         self._others = others
-        self._done: deque[_Request] = deque()
+        self._files = Files(services, self._names)
+        self._done: deque[_Request | _Release] = deque()
         """Committed, and not known to the trio thread yet."""
         self._settling = False
+        self._is_closing = False
         self._told = False
         self._arrived = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
@@ -247,12 +268,21 @@ class DirectRequests:
             if not message:
                 break
             try:
+                if message[_OPCODE] == _RELEASE:
+                    self._done.append(_Release(self, message, extra.HEADER.unpack_from(message)[2]))
+                    continue
                 taken.append(self._decode(message))
             except _Elsewhere:
                 self._hand_over(message)
             except Exception as error:
                 self._send([self._refusal(message, errno_of(error, "names"))])
+        self._tell()
         return taken
+
+    def _tell(self) -> None:
+        if self._done and not self._told:
+            self._told = True
+            self._on_trio(self._soon)
 
     def _decode(self, message: bytes) -> _Request:
         _, opcode, unique, parent, uid, gid, number, _, _ = extra.HEADER.unpack_from(message)
@@ -298,9 +328,7 @@ class DirectRequests:
         repeats.die_if_told()
         if answers:
             self._send(answers)
-        if self._done and not self._told:
-            self._told = True
-            self._on_trio(self._soon)
+        self._tell()
 
     def _error_of(self, request: _Request) -> bytes:
         error = request.error
@@ -355,6 +383,24 @@ class DirectRequests:
         finally:
             self._settling = False
 
+    def released(self, number: int) -> None:
+        """Part of ``settle``."""
+        if not self._files.release_now(number):
+            self._start(self._files.release, number)
+        elif not self._is_closing:
+            self._is_closing = True
+            self._start(self._save_closed)
+
+    def _start(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(function, *args)
+
+    async def _save_closed(self) -> None:
+        # All that is settled in this round of the loop, at least.
+        await trio.lowlevel.checkpoint()
+        self._is_closing = False
+        await self._files.save_closed()
+
     def name_removed(self, inode: Inode) -> None:
         """Part of ``settle``."""
         content = self.services.contents.peek(inode.ino)
@@ -362,8 +408,8 @@ class DirectRequests:
             # At once: whoever has it open may be through with it before a task has begun.
             content.unlinked = True
             self._names.note_removed(inode)
-        elif self._names.note_removed(inode) and self._nursery is not None:
-            self._nursery.start_soon(self._drop, inode)
+        elif self._names.note_removed(inode):
+            self._start(self._drop, inode)
 
     async def _drop(self, inode: Inode) -> None:
         try:

@@ -46,8 +46,8 @@ class Files:
         self._cache = services.cache
         self._contents = services.contents
         self._snapshots = services.snapshots
-        self._closed: list[FileContent] = []
-        """Written through handles that are gone, one entry for each; not saved yet."""
+        self._closed: list[tuple[FileContent, bool]] = []
+        """Of handles that are gone, one entry for each, and whether they could write; not saved yet."""
         self._is_saving = False
 
     async def open(self, ino: int, flags: int, caller: Caller) -> int:
@@ -344,6 +344,21 @@ class Files:
                 await self._contents.pull(content, always=True)
             except TierfsError as error:
                 log.error("bytes written into a file in memory are lost", ino=content.ino, reason=str(error))
+        self._close(handle)
+        await self.save_closed()
+
+    def release_now(self, number: int) -> bool:
+        """``release``, but for ``save_closed``, which has to be called. False: this one has to wait."""
+        handle = self._services.handles.find_file(number)
+        if handle is None:
+            return not self._snapshots.has_open(number)  # else an earlier engine's
+        if handle.content.live is not None and handle.can_write:
+            return False
+        self._close(self._services.handles.remove_file(number))
+        return True
+
+    def _close(self, handle: FileHandle) -> None:
+        content = handle.content
         self._contents.notice_direct_writes(content)
         content.passed_through -= handle.passed_through
         if not content.passed_through:
@@ -351,33 +366,30 @@ class Files:
             if content.kept_for_readers is not None:
                 content.kept_for_readers = None
                 self._services.publisher.note(content.ino)
-        if handle.can_write:
-            content.writers -= 1
-            self._closed.append(content)
-            if not self._is_saving:
-                await self._save_closed()
-        else:
-            await self._forget_open(content)
+        content.writers -= handle.can_write
+        self._closed.append((content, handle.can_write))
 
-    async def _save_closed(self) -> None:
-        """What was written into files that were closed: close(2) has returned long ago, so nobody waits.
+    async def save_closed(self) -> None:
+        """Record what was written into files that were closed: close(2) has returned long ago; nobody waits.
 
         One call at a time does the work, for all that have gathered meanwhile.
         """
+        if self._is_saving:
+            return
         self._is_saving = True
         try:
             while self._closed:
                 closed, self._closed = self._closed, []
                 try:
-                    await self._contents.save_together(closed)
+                    await self._contents.save_together(content for content, wrote in closed if wrote)
                 except TierfsError as error:
-                    # They stay in use, so that everybody goes on seeing what was written.
                     log.error(
                         "files that were closed cannot be recorded", files=len(closed), reason=str(error)
                     )
-                    continue
-                for content in closed:
-                    if content.local and not content.unlinked:
+                    # The others stay in use, so that everybody goes on seeing what was written.
+                    closed = [(content, wrote) for content, wrote in closed if not content.unsaved]
+                for content, wrote in closed:
+                    if wrote and content.local and not content.unlinked:
                         self._services.publisher.note(content.ino)
                         if not content.writers:
                             self._services.background_sync.note(content.ino)

@@ -119,6 +119,9 @@ class HandleTable:
         except KeyError:
             raise InvalidArgument(f"no open file has handle {number}") from None
 
+    def find_file(self, number: int) -> FileHandle | None:
+        return self._files.get(number)
+
     def directory(self, number: int) -> DirectoryHandle:
         try:
             return self._directories[number]

@@ -65,6 +65,7 @@ class Handlers:
         with parts.db.read() as txn:
             inodes = tree.inode_count(txn)
         front = await self._front()
+        parts.services.settle()
         return p.StatusReply(
             version=__version__,
             uptime_s=(time.time_ns() - parts.started_ns) / 1e9,

@@ -232,14 +232,15 @@ static void note_interrupt(struct tierfs_relay *relay, const struct fuse_in_head
 }
 
 /*
- * Under the lock. FORGET has no answer, but it is kept until it has been sent: the engine keeps what a nameless inode
- * needs for as long as the kernel knows it.
+ * Under the lock. What the engine does not answer is kept until it has been sent: it keeps what a nameless inode needs
+ * for as long as the kernel knows it (FORGET), and a file for as long as it is open (RELEASE; names: to the thread that
+ * commits, which puts it behind the CREATE). Should it get lost with an engine, the next one does not need it.
  */
-static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *header, size_t bytes)
+static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *header, size_t bytes, bool names)
 {
     /* Without waiting: this may be a thread that others wait for. */
     if (relay->attached && relay->pending.unsent == NULL &&
-        send(relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+        send(names ? relay->names : relay->socket, header, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
         return;
     struct tierfs_request *request = tierfs_pending_add(&relay->pending, header->unique, header, bytes, NULL);
     if (request == NULL) {
@@ -247,6 +248,7 @@ static void pass_on(struct tierfs_relay *relay, const struct fuse_in_header *hea
         return;
     }
     request->unanswered = true;
+    request->names = names;
     pthread_cond_broadcast(&relay->changed);
 }
 
@@ -314,8 +316,14 @@ void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_
         if (header->opcode == FUSE_INTERRUPT)
             note_interrupt(relay, header);
         else
-            pass_on(relay, header, bytes);
+            pass_on(relay, header, bytes, false);
         pthread_mutex_unlock(&relay->lock);
+        return;
+    }
+    if (header->opcode == FUSE_RELEASE && relay->has_names) {
+        pass_on(relay, header, bytes, true);
+        pthread_mutex_unlock(&relay->lock);
+        answer_error(origin, header->unique, 0); /* close(2) has returned long ago */
         return;
     }
     while (relay->pending.bytes > PENDING_MAX_BYTES && bytes > 4096)
