@@ -96,7 +96,7 @@ class Backlog:
             for row in publish.iter_dirty(txn):
                 if self.is_kept_for_readers(row):
                     continue
-                inode_bytes = _data_bytes(txn, row.ino)
+                inode_bytes = self._data_bytes(txn, row.ino)
                 if inode_bytes is None:
                     continue
                 files += 1
@@ -203,7 +203,7 @@ class Backlog:
         """Bytes of file data of an inode that is not in the store yet; None: not part of the backlog."""
         if self.is_kept_for_readers(row):
             return None
-        inode_bytes = _data_bytes(txn, row.ino)
+        inode_bytes = self._data_bytes(txn, row.ino)
         if inode_bytes is None or not below:
             return inode_bytes
         try:
@@ -212,11 +212,13 @@ class Backlog:
             return None
         return inode_bytes if path == below or path.startswith(below + b"/") else None
 
-
-def _data_bytes(txn: ReadTransaction, ino: int) -> int | None:
-    """Bytes of file data that only we have; None if there is no such inode."""
-    inode = records.find_inode(txn, ino)
-    if inode is None:
-        return None
-    has_data = stat.S_ISREG(inode.mode) and inode.flags & schema.DATA_LOCAL
-    return inode.size_bytes if has_data else 0
+    def _data_bytes(self, txn: ReadTransaction, ino: int) -> int | None:
+        """Bytes of file data that only we have; None if there is no such inode."""
+        inode = records.find_inode(txn, ino)
+        if inode is None:
+            return None
+        if not (stat.S_ISREG(inode.mode) and inode.flags & schema.DATA_LOCAL):
+            return 0
+        content = self._contents.peek(ino)
+        # Of an open file the record may say how long it was a while ago.
+        return content.size_bytes if content is not None and content.unsaved else inode.size_bytes
