@@ -35,6 +35,8 @@ from tierfs.types import Inode
 
 REPORT_S = 0.2
 MOST_NAMED = 3
+RELEASE_PATIENCE_S = 1.0
+RELEASE_LOOK_S = 0.05
 
 
 class RebuildHandlers:
@@ -77,7 +79,7 @@ class RebuildHandlers:
         parts.services.settle()
         await self._made.save_open_files()
         if not request.force:
-            self._check_not_written(path)
+            await self._check_not_written(path)
         found = await self._survey(job, request.force, report)
         if not found.changes:
             return p.SnapshotRestoreReply(
@@ -171,22 +173,32 @@ class RebuildHandlers:
         await self._made.create(p.SnapshotCreateRequest(path=path, name=name.encode()), report)
         return name
 
-    def _check_not_written(self, path: bytes) -> None:
-        parts = self._parts
-        paths: set[str] = set()
-        for handle in parts.services.handles.files():
-            if not handle.can_write or handle.content.unlinked:
-                continue
-            with parts.db.read() as txn, suppress(TierfsError):
-                found = tree.path_of(txn, handle.content.ino)
-                if is_below(found, path):
-                    paths.add("/" + text(found))
+    async def _check_not_written(self, path: bytes) -> None:
+        """Raises ``Busy``. Of a file that was closed just now the kernel tells a little later."""
+        paths = self._written(path)
+        with trio.move_on_after(RELEASE_PATIENCE_S):
+            while paths:
+                await trio.sleep(RELEASE_LOOK_S)
+                self._parts.services.settle()
+                paths = self._written(path)
         if paths:
             named = ", ".join(sorted(paths)[:MOST_NAMED]) + (", ..." if len(paths) > MOST_NAMED else "")
             raise Busy(
                 f"{len(paths)} files are open for writing ({named}): close them, or use --force; what is "
                 "written into a file that is replaced is lost"
             )
+
+    def _written(self, path: bytes) -> set[str]:
+        """Files at or below ``path`` that are open for writing."""
+        paths: set[str] = set()
+        for handle in self._parts.services.handles.files():
+            if not handle.can_write or handle.content.unlinked:
+                continue
+            with self._parts.db.read() as txn, suppress(TierfsError):
+                found = tree.path_of(txn, handle.content.ino)
+                if is_below(found, path):
+                    paths.add("/" + text(found))
+        return paths
 
     def _relative(self, txn: ReadTransaction, row: SnapshotRow, path: bytes) -> bytes:
         """Where ``path`` is in the snapshot: by where its directory is now, or else was then."""
