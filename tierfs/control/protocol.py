@@ -10,63 +10,48 @@ root (JSON carries them as base64: names need not be text). Paths in replies are
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Literal
 
 import msgspec
 
-PROTOCOL = 1
-MAX_REQUEST_BYTES = 8 * 1024 * 1024
-MAX_REPLY_BYTES = 32 * 1024 * 1024
-HEADER = struct.Struct(">I")
-MAX_FAILURES = 100
-"""How many failures a reply lists; the counts beside them are complete."""
-
-
-class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=False):
-    """What a client sends. ``arguments`` is the JSON of the operation's request."""
-
-    protocol: int
-    operation: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class Progress(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How far a long operation is. A total of 0 is not known (yet)."""
-
-    phase: str = ""
-    done_files: int = 0
-    total_files: int = 0
-    done_bytes: int = 0
-    total_bytes: int = 0
-    failed_files: int = 0
-    note: str = ""
-
-
-class Problem(msgspec.Struct, kw_only=True):
-    """Why a request was refused or failed. ``error`` is the name of a class in ``tierfs.errors``."""
-
-    error: str
-    errno: int
-    message: str
-
-
-NO_REPLY = msgspec.Raw(b"")
-
-
-class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a server sends: exactly one field is set."""
-
-    progress: Progress | None = None
-    reply: msgspec.Raw = NO_REPLY
-    problem: Problem | None = None
-
-
-class Failure(msgspec.Struct, kw_only=True):
-    """One path for which something did not work, and what."""
-
-    path: str
-    message: str
+from tierfs.control.checkpoint_messages import CheckpointCommitReply as CheckpointCommitReply
+from tierfs.control.checkpoint_messages import CheckpointCommitRequest as CheckpointCommitRequest
+from tierfs.control.checkpoint_messages import CheckpointEntry as CheckpointEntry
+from tierfs.control.checkpoint_messages import CheckpointListReply as CheckpointListReply
+from tierfs.control.checkpoint_messages import CheckpointListRequest as CheckpointListRequest
+from tierfs.control.checkpoint_messages import CheckpointRemoveReply as CheckpointRemoveReply
+from tierfs.control.checkpoint_messages import CheckpointRemoveRequest as CheckpointRemoveRequest
+from tierfs.control.checkpoint_messages import CheckpointRestoreReply as CheckpointRestoreReply
+from tierfs.control.checkpoint_messages import CheckpointRestoreRequest as CheckpointRestoreRequest
+from tierfs.control.checkpoint_messages import CheckpointVerifyReply as CheckpointVerifyReply
+from tierfs.control.checkpoint_messages import CheckpointVerifyRequest as CheckpointVerifyRequest
+from tierfs.control.envelope import HEADER as HEADER
+from tierfs.control.envelope import MAX_FAILURES as MAX_FAILURES
+from tierfs.control.envelope import MAX_REPLY_BYTES as MAX_REPLY_BYTES
+from tierfs.control.envelope import MAX_REQUEST_BYTES as MAX_REQUEST_BYTES
+from tierfs.control.envelope import NO_REPLY as NO_REPLY
+from tierfs.control.envelope import PROTOCOL as PROTOCOL
+from tierfs.control.envelope import Answer as Answer
+from tierfs.control.envelope import Failure as Failure
+from tierfs.control.envelope import Problem as Problem
+from tierfs.control.envelope import Progress as Progress
+from tierfs.control.envelope import Request as Request
+from tierfs.control.snapshot_messages import Difference as Difference
+from tierfs.control.snapshot_messages import MissingFile as MissingFile
+from tierfs.control.snapshot_messages import SnapshotCloneReply as SnapshotCloneReply
+from tierfs.control.snapshot_messages import SnapshotCloneRequest as SnapshotCloneRequest
+from tierfs.control.snapshot_messages import SnapshotCreateReply as SnapshotCreateReply
+from tierfs.control.snapshot_messages import SnapshotCreateRequest as SnapshotCreateRequest
+from tierfs.control.snapshot_messages import SnapshotDeleteReply as SnapshotDeleteReply
+from tierfs.control.snapshot_messages import SnapshotDeleteRequest as SnapshotDeleteRequest
+from tierfs.control.snapshot_messages import SnapshotDiffReply as SnapshotDiffReply
+from tierfs.control.snapshot_messages import SnapshotDiffRequest as SnapshotDiffRequest
+from tierfs.control.snapshot_messages import SnapshotInfo as SnapshotInfo
+from tierfs.control.snapshot_messages import SnapshotJob as SnapshotJob
+from tierfs.control.snapshot_messages import SnapshotListReply as SnapshotListReply
+from tierfs.control.snapshot_messages import SnapshotListRequest as SnapshotListRequest
+from tierfs.control.snapshot_messages import SnapshotRestoreReply as SnapshotRestoreReply
+from tierfs.control.snapshot_messages import SnapshotRestoreRequest as SnapshotRestoreRequest
 
 
 class PingRequest(msgspec.Struct, kw_only=True):
@@ -357,160 +342,6 @@ class UnmountReply(msgspec.Struct, kw_only=True):
     remaining_bytes: int
 
 
-class SnapshotCreateRequest(msgspec.Struct, kw_only=True):
-    """Make a snapshot of the directory ``path``.
-
-    First everything below it is put into the store, open files too, unless ``flush`` is off; for
-    ``timeout_s`` at most. ``complete``: first list every directory below it that has not been listed.
-    """
-
-    path: bytes = b""
-    name: bytes
-    flush: bool = True
-    complete: bool = False
-    timeout_s: float | None = None
-
-
-class SnapshotInfo(msgspec.Struct, kw_only=True):
-    """``path``: of the directory then, below the root of the mount; ``location``: where it can be read."""
-
-    name: str
-    path: str
-    location: str
-    created_ns: int
-    number: int
-    root_ino: int
-
-
-class SnapshotCreateReply(msgspec.Struct, kw_only=True):
-    """``elapsed_s``: of the transaction alone. ``not_in_store``: files below ``path`` of which the
-    newest bytes were not in the store, or that were changed again meanwhile: the snapshot has what the store
-    had."""
-
-    snapshot: SnapshotInfo
-    elapsed_s: float
-    not_in_store: int
-
-
-class SnapshotListRequest(msgspec.Struct, kw_only=True):
-    """All snapshots, the oldest first."""
-
-
-class SnapshotJob(msgspec.Struct, kw_only=True):
-    """A restore or clone that has not ended. ``kind``: one of the two words; ``path``: what it makes."""
-
-    kind: str
-    path: str
-    started_ns: int
-    number: int
-
-
-class SnapshotListReply(msgspec.Struct, kw_only=True):
-    """``kept_objects``: copies in the bucket of what was overwritten or removed since."""
-
-    snapshots: list[SnapshotInfo]
-    jobs: list[SnapshotJob] = []
-    kept_objects: int = 0
-    is_sweeping: bool = False
-
-
-class SnapshotDeleteRequest(msgspec.Struct, kw_only=True):
-    """Delete a snapshot; what only it needs is removed in the background."""
-
-    name: bytes
-
-
-class SnapshotDeleteReply(msgspec.Struct, kw_only=True):
-    snapshot: SnapshotInfo
-
-
-class SnapshotDiffRequest(msgspec.Struct, kw_only=True):
-    """What differs between ``name`` and, ``other`` or, without one, its directory as it is now."""
-
-    name: bytes
-    other: bytes | None = None
-    limit: int = 10_000
-
-
-class Difference(msgspec.Struct, kw_only=True):
-    """``change``: ``added``, ``removed``, or ``changed``; ``what``: of the latter, ``content``, ``type``,
-    ``attributes``, ``target``, comma-separated."""
-
-    change: str
-    path: str
-    what: str = ""
-
-
-class SnapshotDiffReply(msgspec.Struct, kw_only=True):
-    """Counts are complete; ``differences`` ends at the limit asked for."""
-
-    differences: list[Difference]
-    added: int
-    removed: int
-    changed: int
-
-
-class SnapshotRestoreRequest(msgspec.Struct, kw_only=True):
-    """Make the directory ``path`` what it was in the snapshot ``name``.
-
-    ``backup``: first make a snapshot of what is there now. ``force``: although files below are open for
-    writing, or some cannot be had any more.
-    """
-
-    path: bytes = b""
-    name: bytes
-    backup: bool = True
-    force: bool = False
-
-
-class MissingFile(msgspec.Struct, kw_only=True):
-    """What a snapshot shows and nobody can have any more."""
-
-    path: str
-    reason: str
-
-
-class SnapshotRestoreReply(msgspec.Struct, kw_only=True):
-    """``backup``: the snapshot of what was there before; None: nothing differed, or none was wanted.
-
-    ``entries``: looked at. ``made``, ``replaced``, ``removed``: names; ``changed``: attributes of what
-    stayed. ``atomic``: all of it became visible at one moment.
-    """
-
-    path: str
-    name: str
-    backup: str | None = None
-    entries: int = 0
-    made: int = 0
-    replaced: int = 0
-    removed: int = 0
-    changed: int = 0
-    atomic: bool = True
-    missing: list[MissingFile] = []
-    missing_count: int = 0
-    elapsed_s: float = 0.0
-
-
-class SnapshotCloneRequest(msgspec.Struct, kw_only=True):
-    """Make a writable copy of a snapshot, or of the directory ``below`` in it, at ``path``."""
-
-    name: bytes
-    below: bytes = b""
-    path: bytes
-    force: bool = False
-
-
-class SnapshotCloneReply(msgspec.Struct, kw_only=True):
-    """``entries``: made."""
-
-    path: str
-    name: str
-    entries: int = 0
-    missing: list[MissingFile] = []
-    missing_count: int = 0
-    elapsed_s: float = 0.0
-
-
 class UpgradeRequest(msgspec.Struct, kw_only=True):
     """Make room for another engine, with the code that is installed now. Native front only."""
 
@@ -520,103 +351,6 @@ class UpgradeReply(msgspec.Struct, kw_only=True):
 
     pid: int
     version: str
-
-
-class CheckpointCommitRequest(msgspec.Struct, kw_only=True):
-    """The files in directory ``path`` are a checkpoint: write its manifest when the store has them.
-
-    ``wait``: hurry, and answer when it is written, or ``timeout_s`` is over.
-    """
-
-    path: bytes
-    step: int | None = None
-    wait: bool = False
-    timeout_s: float | None = None
-
-
-class CheckpointEntry(msgspec.Struct, kw_only=True):
-    """One checkpoint. ``state``: ``local``, ``in the store`` or ``damaged`` (``message`` says how).
-
-    ``left``: shards that are not in the store yet. ``bytes`` of a damaged manifest: 0.
-    """
-
-    path: str
-    state: str
-    step: int | None = None
-    created_ns: int = 0
-    ranks: int = 0
-    shards: int = 0
-    bytes: int = 0
-    left: int = 0
-    message: str = ""
-
-
-class CheckpointCommitReply(msgspec.Struct, kw_only=True):
-    checkpoint: CheckpointEntry
-
-
-class CheckpointListRequest(msgspec.Struct, kw_only=True):
-    """Every checkpoint at or below ``path``."""
-
-    path: bytes = b""
-
-
-class CheckpointListReply(msgspec.Struct, kw_only=True):
-    checkpoints: list[CheckpointEntry]
-
-
-class CheckpointVerifyRequest(msgspec.Struct, kw_only=True):
-    """Compare what is in the store with the manifest. ``full``: the checksums of all bytes too."""
-
-    path: bytes
-    full: bool = False
-
-
-class CheckpointVerifyReply(msgspec.Struct, kw_only=True):
-    """``damaged``: every shard that is not what the manifest says (the first ``MAX_FAILURES``)."""
-
-    path: str
-    shards: int
-    bytes: int
-    checked_bytes: int = 0
-    damaged_shards: int = 0
-    damaged: list[Failure] = []
-
-
-class CheckpointRestoreRequest(msgspec.Struct, kw_only=True):
-    """Name the shards in the mount and fetch them. Without ``wait`` the reply comes when they can be read."""
-
-    path: bytes
-    wait: bool = False
-
-
-class CheckpointRestoreReply(msgspec.Struct, kw_only=True):
-    """Counts as in ``PrefetchReply``, final with ``wait`` only. ``sums``: xxh3-128 by path below ``path``."""
-
-    path: str
-    shards: int
-    bytes: int
-    started: bool = False
-    cached_bytes: int = 0
-    failed_bytes: int = 0
-    evicted_bytes: int = 0
-    skipped_bytes: int = 0
-    failed_shards: int = 0
-    failed: list[Failure] = []
-    sums: dict[str, str] = {}
-
-
-class CheckpointRemoveRequest(msgspec.Struct, kw_only=True):
-    """Remove the manifest: what is at ``path`` is no checkpoint any more when the reply comes."""
-
-    path: bytes
-
-
-class CheckpointRemoveReply(msgspec.Struct, kw_only=True):
-    """``had_manifest`` False: there was none, in the store or on its way."""
-
-    path: str
-    had_manifest: bool
 
 
 OPERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
