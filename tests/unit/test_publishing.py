@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import cast
 
 import pytest
 import trio
+import trio.testing
 
 from tests.support.engine import (
     MIB,
@@ -22,6 +24,7 @@ from tests.support.engine import (
 from tests.support.watched_store import WatchedStore
 from tierfs.config import TierSetting
 from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable, TierFull
+from tierfs.fs.attributes import AttributeChange
 from tierfs.namespace import publish, tree
 from tierfs.store.base import ObjectStore
 from tierfs.store.faulty import Faults, FaultyStore, Rule
@@ -251,6 +254,26 @@ async def test_an_upload_that_needs_room_does_not_wait_for_itself(tmp_path: Path
         found = objects_in(engine.bucket)
         assert found["old"] == b"new" * MIB + old[3 * MIB :]
         assert set(found["growing"]) == set(b"g")
+
+
+async def test_a_time_that_is_set_is_not_undone_by_the_close_before_it(tmp_path: Path) -> None:
+    """RELEASE may come while the change of the time is being committed: neither waits for the other."""
+    async with running_engine(settings_for(tmp_path, upload_delay_s=3600.0)) as engine:
+        handle, inode = await engine.files.create(ROOT_INO, b"copy", 0o644, os.O_WRONLY, ROOT_CALLER)
+        await engine.files.write(handle, 0, b"12345")
+        gate = threading.Event()
+        db, attributes = engine.parts.db, engine.attributes
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(db.commit, lambda txn: gate.wait(60))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(attributes.set, inode.ino, AttributeChange(mtime_ns=1_000), ROOT_CALLER)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(engine.files.release, handle)
+            await trio.testing.wait_all_tasks_blocked()
+            gate.set()
+        assert attributes.get(inode.ino).mtime_ns == 1_000
+        with db.read() as txn:
+            assert tree.get(txn, inode.ino).mtime_ns == 1_000
 
 
 async def test_writes_to_an_unlinked_file_do_not_bring_it_back(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 import trio
@@ -90,6 +90,15 @@ class _Removal:
         self.fd = fd
         self.error: OSError | None = None
         self.done = trio.Event()
+
+
+def staged_bytes(tier_paths: Iterable[str], content_id: ContentId) -> int | None:
+    """Size of a dirty content's file, without an engine; None if there is none in these tiers."""
+    for path in tier_paths:
+        for suffix in ("", ".part"):
+            with suppress(OSError):
+                return os.stat(f"{path}/dirty/{content_id.hex()}{suffix}").st_size
+    return None
 
 
 class DirtyFiles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -119,10 +120,17 @@ def backlog(where: WhereArgument = None, as_json: JsonOption = False) -> None:
     """What is not in the store yet, also of a file system that is not mounted."""
     import time
 
-    from tierfs.cli import output
+    from tierfs.cache.dirty import staged_bytes
+    from tierfs.cli import output, remembered
+    from tierfs.errors import MountError
     from tierfs.namespace.backlog import backlog_of
 
-    found = backlog_of(_state_dir_of(where))
+    state_dir = _state_dir_of(where)
+    try:
+        tiers = [tier.path for tier in remembered.read(state_dir).tiers if tier.path is not None]
+    except MountError:
+        tiers = []  # never mounted, or by another version: what the namespace says has to do
+    found = backlog_of(state_dir, partial(staged_bytes, tiers))
     if as_json:
         output.show_json(found)
         return

@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-from tierfs.errors import NoAttribute, NotPermitted, NotSupported, ReadOnly
+from tierfs.errors import NoAttribute, NotPermitted, NotSupported, ReadOnly, TierfsError
 from tierfs.fs import repeats
 from tierfs.fs.files import mode_without_privileges
 from tierfs.fs.services import Caller, Services
@@ -106,7 +106,17 @@ class Attributes:
             self._services.contents.note_mtime(content, mtime_ns)
         elif mtime_ns is not None:
             self._note_mtime(ino, mtime_ns)
-        inode = await self._db.commit(apply, lazy=True)
+        before_ns = content.mtime_ns if content is not None else 0
+        if content is not None and mtime_ns is not None:
+            # Now, not after the commit: who records the content meanwhile, at its last close perhaps, would
+            # bring back the time of the write.
+            content.mtime_ns = mtime_ns
+        try:
+            inode = await self._db.commit(apply, lazy=True)
+        except TierfsError:
+            if content is not None and content.mtime_ns == mtime_ns:
+                content.mtime_ns = before_ns
+            raise
         if content is not None:
             content.mtime_ns, content.ctime_ns = inode.mtime_ns, inode.ctime_ns
         self._services.publisher.note(ino)

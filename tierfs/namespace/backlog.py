@@ -5,6 +5,7 @@ Reads beside a live engine, or after one. Raises ``NamespaceError``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,13 +13,13 @@ import msgspec
 from tierfs.errors import NotFound
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database, ReadTransaction
+from tierfs.types import ContentId
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """One inode that is not in the store as it is here.
 
-    ``bytes``: of file data that only this node has, as of the last close, fsync or flush. ``reasons``: see
-    ``schema.REASON_NAMES``.
+    ``bytes``: of file data that only this node has. ``reasons``: see ``schema.REASON_NAMES``.
     """
 
     path: str
@@ -53,10 +54,15 @@ def source_of(state_dir: Path) -> str:
         return _source(txn)
 
 
-def backlog_of(state_dir: Path) -> Backlog:
-    """Oldest uploads first."""
+def backlog_of(state_dir: Path, staged_bytes: Callable[[ContentId], int | None]) -> Backlog:
+    """Oldest uploads first.
+
+    ``staged_bytes``: size of the file with the bytes of a content, None if there is none. It counts, as it
+    does for ``mount.recovery``: when an engine dies, sizes may not be recorded yet.
+    """
     with Database.open(state_dir, read_only=True) as db, db.snapshot() as txn:
-        uploads = [found for row in publish.iter_dirty(txn) if (found := _waiting(txn, row)) is not None]
+        waiting = (_waiting(txn, row, staged_bytes) for row in publish.iter_dirty(txn))
+        uploads = [found for found in waiting if found is not None]
         deletes: list[Doomed] = []
         cursor: bytes | None = None
         while True:
@@ -73,15 +79,21 @@ def _source(txn: ReadTransaction) -> str:
     return found.decode("utf-8", "surrogateescape")
 
 
-def _waiting(txn: ReadTransaction, row: schema.DirtyRow) -> Waiting | None:
+def _waiting(
+    txn: ReadTransaction, row: schema.DirtyRow, staged_bytes: Callable[[ContentId], int | None]
+) -> Waiting | None:
     try:
         inode = tree.get(txn, row.ino)
         path = tree.path_of(txn, row.ino)
     except NotFound:
         return None  # it has no name any more: nothing of it goes to the store
+    size_bytes = 0
+    if inode.is_regular and inode.flags & schema.DATA_LOCAL:
+        staged = staged_bytes(inode.content_id)
+        size_bytes = inode.size_bytes if staged is None else staged
     return Waiting(
         path=path.decode("utf-8", "backslashreplace"),
-        bytes=inode.size_bytes if inode.is_regular and inode.flags & schema.DATA_LOCAL else 0,
+        bytes=size_bytes,
         since_ns=row.since_ns,
         reasons=schema.reason_names(row.reasons),
     )
