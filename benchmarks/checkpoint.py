@@ -67,7 +67,6 @@ from benchmarks.pulses import (
     WaitingRam,
     memory_missing,
     two_pulses,
-    unsynced,
 )
 from benchmarks.quick import machine
 from benchmarks.samples import Metric, table
@@ -176,7 +175,8 @@ class Benchmark:
         directory = peer.directory / "unsynced"
         directory.mkdir()
         tasks = [
-            unsynced(path, self._scale.shard_bytes, WRITE_BYTES) for path in self._scale.shards(directory)
+            write_file(path, self._scale.shard_bytes, WRITE_BYTES, fsync=False)
+            for path in self._scale.shards(directory)
         ]
         self.metrics["absorb"].add(peer.name, self._timed(tasks, peer).seconds)
         shutil.rmtree(directory)

@@ -110,7 +110,7 @@ def read_files(paths: Sequence[str]) -> Task:
     return prepare
 
 
-def write_file(path: str, size_bytes: int, piece_bytes: int = BUFFER_BYTES) -> Task:
+def write_file(path: str, size_bytes: int, piece_bytes: int = BUFFER_BYTES, *, fsync: bool = True) -> Task:
     """Create, write (``piece_bytes`` at a time), fsync, close, as one rank saves its shard. Amount: bytes."""
 
     def prepare() -> Timed:
@@ -121,7 +121,8 @@ def write_file(path: str, size_bytes: int, piece_bytes: int = BUFFER_BYTES) -> T
             left = size_bytes
             while left:
                 left -= os.write(fd, memoryview(piece)[: min(left, len(piece))])
-            os.fsync(fd)
+            if fsync:
+                os.fsync(fd)
             os.close(fd)
             return size_bytes
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from benchmarks.compare.peer import Peer, Site
 from benchmarks.compare.peers import Plain, Tierfs
-from benchmarks.loops import Task, Timed
 
 TIERFS, TIERFS_RAM, MEMORY = "tierfs", "tierfs-ram", "memory"
 SHARED_MEMORY = Path("/dev/shm")
@@ -91,25 +90,6 @@ def memory_missing(wanted_bytes: int) -> str | None:
     if space.f_bavail * space.f_frsize < 2 * wanted_bytes:
         return f"{SHARED_MEMORY} has no room for {2 * wanted_bytes} bytes"
     return None
-
-
-def unsynced(path: str, size_bytes: int, piece_bytes: int) -> Task:
-    """Create, write (``piece_bytes`` at a time), close: no fsync. Amount: bytes."""
-
-    def prepare() -> Timed:
-        piece = os.urandom(min(size_bytes, piece_bytes))
-
-        def timed() -> int:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            left = size_bytes
-            while left:
-                left -= os.write(fd, memoryview(piece)[: min(left, len(piece))])
-            os.close(fd)
-            return size_bytes
-
-        return timed
-
-    return prepare
 
 
 def two_pulses(peer: Peer, pulse: Callable[[Path], float], drain: Callable[[], None]) -> tuple[float, float]:

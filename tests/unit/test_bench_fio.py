@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mount import wait_until
 from tierfs.bench import fio
 from tierfs.bench.files import FileSet, large_files, make_files
 from tierfs.control.registry import start_ticks
@@ -122,4 +123,6 @@ def test_a_fio_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fio, "HANG_S", 1.0)
     with pytest.raises(BenchFailed, match="did not end"):
         fio.run(job(make_files(large_files(str(tmp_path / "data"), 1, 1 << 20))))
-    assert not start_ticks(int((tmp_path / "pid").read_text())), "it is gone, or a zombie"
+    pid = int((tmp_path / "pid").read_text())
+    # Gone, or a zombie: soon, for a signal does not wait until it has worked.
+    wait_until(lambda: not start_ticks(pid), "the end of the process", 60)

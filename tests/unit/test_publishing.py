@@ -203,6 +203,26 @@ async def test_a_flush_does_not_wait_for_what_is_written_meanwhile(tmp_path: Pat
         assert awaited.found_files >= 20
 
 
+async def test_a_change_during_the_upload_does_not_put_off_what_a_drain_waits_for(tmp_path: Path) -> None:
+    stores: list[WatchedStore] = []
+
+    def wrap(store: ObjectStore) -> ObjectStore:
+        stores.append(WatchedStore(store))
+        return cast(ObjectStore, stores[-1])
+
+    async with running_engine(settings_for(tmp_path, upload_delay_s=3600.0), wrap=wrap) as engine:
+        inode = await engine.write_file("a", b"first")
+        hold = stores[-1].hold("put", "a")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drained, engine)
+            await trio.to_thread.run_sync(hold.reached.wait, 60)
+            handle = await engine.files.open(inode.ino, os.O_WRONLY, ROOT_CALLER)
+            await engine.files.write(handle, 0, b"later")
+            await engine.files.release(handle)
+            hold.go.set()
+        assert objects_in(engine.bucket) == {"a": b"later"}
+
+
 async def test_a_flush_waits_for_the_files_below_a_renamed_directory(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path, upload_delay_s=3600.0)) as engine:
         directory = await engine.names.create(ROOT_INO, b"old", stat.S_IFDIR | 0o755, ROOT_CALLER)

@@ -149,7 +149,7 @@ class Publisher:
         """``ino`` may have to be published, not before ``delay_s`` (default: the upload delay)."""
         self.on_changed(ino)
         now = trio.current_time()
-        delay = self._settings.upload_delay_s + self._burst.delay_s(now) if delay_s is None else delay_s
+        delay = self._usual_delay_s(ino, now) if delay_s is None else delay_s
         at = now + delay
         known = self._due_at.get(ino)
         if known is not None and (known <= at if delay_s is not None else False):
@@ -162,6 +162,12 @@ class Publisher:
     def is_burst(self) -> bool:
         """Changes come so fast that what nobody waits for had better wait."""
         return self._burst.lasts(trio.current_time())
+
+    def _usual_delay_s(self, ino: int, now: float) -> float:
+        delay = self._settings.upload_delay_s + self._burst.delay_s(now)
+        # A close, or a change during the upload, must not put off what a flush has hurried.
+        is_awaited = any(ino in awaited.sizes for awaited in self._awaited)
+        return min(delay, RETRY_SOON_S) if is_awaited else delay
 
     def note_now(self, ino: int) -> None:
         """``ino`` has to be published soon: somebody waits for it."""
