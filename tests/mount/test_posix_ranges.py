@@ -484,6 +484,10 @@ def test_unnamed_files_and_the_store(mount_factory: MountFactory, needs_mount: N
     mounted.umount()
     assert files_below(mounted.store_dir) == {"kept": b"kept and more"}
     mounted.cli("meta", "check", "--state-dir", str(mounted.state_dir))
+    # The last close of a file without a name may come too late for the engine that ends: the next one
+    # removes it then.
+    mounted.start()
+    mounted.umount()
     assert not any((mounted.base / "tier" / "dirty").iterdir())
 
 

@@ -228,11 +228,6 @@ class Sweeps:
         self._deletions = deletions
         self._began: tuple[int, int] | None = None
 
-    @property
-    def have_passed(self) -> bool:
-        """A whole sweep has begun and ended since then: it saw every row that was there."""
-        return self._began is not None and self._deletions.sweeps > self._began[0] + 1
-
     def can_do_no_more(self) -> bool:
         """Only a sweep that began after the first call says whether the rest can go."""
         deletions = self._deletions

@@ -459,8 +459,6 @@ class Publisher:
                     return False
             elif sweeps.can_do_no_more():
                 return False
-            elif not awaited.later and sweeps.have_passed:
-                return True  # what is left to be deleted was removed, or became needed, after the call
             with trio.move_on_after(LOOK_S):
                 await event.wait()
 
