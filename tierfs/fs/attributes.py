@@ -21,8 +21,9 @@ CHECKPOINT = b"user.tierfs.checkpoint"
 XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
 """The kernel checks who may set which, and removes ``security.capability`` when a file changes."""
 PRIVILEGES = b"security.capability"
-LABEL = b"security.selinux"
 """What the kernel asks for before a write (see ``writeback.direct``)."""
+LABEL = b"security.selinux"
+"""What ls(1) asks for; see ``Attributes.get_xattr``."""
 BLOCK_SIZE_BYTES = 4096
 
 

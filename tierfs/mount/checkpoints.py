@@ -16,6 +16,7 @@ from tierfs.control.server import ControlServer, Report
 from tierfs.errors import CheckpointError, TierfsError
 from tierfs.mount.parts import Parts
 from tierfs.mount.paths import resolve, text
+from tierfs.namespace import records
 from tierfs.prefetch.job import PrefetchJob, PrefetchTarget
 from tierfs.store.keys import decode_key
 from tierfs.writeback.backlog import Awaited
@@ -75,7 +76,7 @@ class CheckpointHandlers:
     async def list_all(self, request: p.CheckpointListRequest, report: Report) -> p.CheckpointListReply:
         found = {known.path: _stored(known) for known in await self._catalog.find(request.path)}
         for path, pending, ready, message in self._parts.commits.pending():
-            if not request.path or path == request.path or path.startswith(request.path + b"/"):
+            if records.is_below(path, request.path):
                 found[path] = _local(path, pending, ready, message)
         return p.CheckpointListReply(checkpoints=[found[path] for path in sorted(found)])
 

@@ -26,7 +26,7 @@ from tierfs.errors import (
 from tierfs.mount.parts import Parts
 from tierfs.mount.paths import resolve, text
 from tierfs.mount.rebuilder import Running
-from tierfs.mount.snapshots import SnapshotHandlers, is_below
+from tierfs.mount.snapshots import SnapshotHandlers
 from tierfs.namespace import jobs, past, records, schema, snapshots, tree
 from tierfs.namespace.sameness import Survey
 from tierfs.namespace.schema import JobRow, SnapshotRow
@@ -196,7 +196,7 @@ class RebuildHandlers:
                 continue
             with self._parts.db.read() as txn, suppress(TierfsError):
                 found = tree.path_of(txn, handle.content.ino)
-                if is_below(found, path):
+                if records.is_below(found, path):
                     paths.add("/" + text(found))
         return paths
 
@@ -207,7 +207,7 @@ class RebuildHandlers:
         if live is not None and live.nlink:
             tops.insert(0, tree.path_of(txn, live.ino))
         for top in tops:
-            if is_below(path, top):
+            if records.is_below(path, top):
                 return path[len(top) :].strip(b"/")
         raise InvalidArgument(
             f"/{text(path)} is not in the snapshot {text(row.name)}, which is of /{text(tops[0])}"

@@ -14,7 +14,7 @@ from tierfs.errors import InvalidArgument, NotADirectory, ReadOnly, StoreError, 
 from tierfs.fs.snapshots import LIST_INO, LIST_NAME
 from tierfs.mount.parts import Parts
 from tierfs.mount.paths import resolve, text
-from tierfs.namespace import difference, schema, snapshots, tree
+from tierfs.namespace import difference, records, schema, snapshots, tree
 from tierfs.namespace.schema import JobRow, SnapshotRow
 from tierfs.types import Inode
 
@@ -133,7 +133,7 @@ class SnapshotHandlers:
                 continue
             with parts.db.read() as txn:
                 try:
-                    below = is_below(tree.path_of(txn, content.ino), path)
+                    below = records.is_below(tree.path_of(txn, content.ino), path)
                 except TierfsError:
                     continue
             if below:
@@ -177,7 +177,3 @@ class SnapshotHandlers:
 def _job_info(job: JobRow) -> p.SnapshotJob:
     kind = "clone" if job.is_clone else "restore"
     return p.SnapshotJob(kind=kind, path=text(job.path), started_ns=job.started_ns, number=job.epoch)
-
-
-def is_below(path: bytes, above: bytes) -> bool:
-    return not above or path == above or path.startswith(above + b"/")

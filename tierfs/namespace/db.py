@@ -228,7 +228,7 @@ class Database:
                 environment.check_meta(txn, path, source, prefix)
             if checkpoints is not None:
                 db._checkpoints = checkpoints
-                db._start(now_ns(), source, prefix)
+                db._start(boot_id, now_ns(), source, prefix)
                 if is_new:
                     environment.sync_names(path)
             return db
@@ -242,9 +242,7 @@ class Database:
                 raise NamespaceError(f"{path}: {error}") from error
             raise
 
-    def _start(self, now_ns: int, source: str | None, prefix: str | None) -> None:
-        boot_id = environment.boot_id()
-
+    def _start(self, boot_id: bytes, now_ns: int, source: str | None, prefix: str | None) -> None:
         def note_start(txn: WriteTransaction) -> None:
             meta = txn.tables.meta
             self.clean_close = txn.get(schema.META_CLEAN, b"1", meta) == b"1"

@@ -217,6 +217,11 @@ def path_of(txn: ReadTransaction, ino: int) -> bytes:
     return b"/".join(parts)
 
 
+def is_below(path: bytes, above: bytes) -> bool:
+    """Whether ``path``, as ``path_of`` gives it, is ``above`` or lies below it."""
+    return not above or path == above or path.startswith(above + b"/")
+
+
 def is_ancestor(txn: ReadTransaction, ino: int, descendant: int) -> bool:
     """Whether directory ``descendant`` is ``ino`` or lies below it."""
     depth = 0

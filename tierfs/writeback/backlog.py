@@ -210,7 +210,7 @@ class Backlog:
             path = tree.path_of(txn, row.ino)
         except NotFound:
             return None
-        return inode_bytes if path == below or path.startswith(below + b"/") else None
+        return inode_bytes if records.is_below(path, below) else None
 
     def _data_bytes(self, txn: ReadTransaction, ino: int) -> int | None:
         """Bytes of file data that only we have; None if there is no such inode."""
