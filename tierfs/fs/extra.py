@@ -50,7 +50,7 @@ _READ_IN = struct.Struct("<QQIIQII")
 _DIRENT = struct.Struct("<QQII")
 _DIRENT_ALIGNMENT = 8
 _LISTING_MAX_BYTES = 16 * 1024
-"""What the front takes as an answer (``EXTRA_REPLY_MAX_BYTES`` in relay.c)."""
+"""What the front takes as an answer (``EXTRA_REPLY_MAX_BYTES`` in relay_answer.c)."""
 _FALLOCATE_IN = struct.Struct("<QQQII")
 _LSEEK_IN = struct.Struct("<QQII")
 _LSEEK_OUT = struct.Struct("<Q")

@@ -4,8 +4,8 @@
  *
  *   tierfs-front --state-dir DIR [--workers N] [--report FD] -- ENGINE [ARGUMENT...]
  *
- * Threads: this one (signals, the channel, the engine's life), the workers of device.c, the four of relay.c, and
- * those of uring.c, if any.
+ * Threads: this one (signals, the channel, the engine's life), the workers of device.c, the one of disk.c, the three of
+ * relay.h, the one of notifications.c, and those of uring.c, if any.
  */
 #define _GNU_SOURCE
 #include "abi.h"

@@ -6,8 +6,10 @@
  * in the place of the caller's pid, the same when they are repeated, so that an engine can tell that it has done
  * them already.
  *
- * tierfs_relay_request is called by the threads that read /dev/fuse, and never waits for the engine: what the socket
- * has no room for is sent by a thread of the relay. The rest belongs to the main thread.
+ * tierfs_relay_request is called by the threads that read requests, and never waits for the engine: what the socket
+ * has no room for is sent by a thread of the relay. It has three, one that sends (relay_send.c) and two that get answers
+ * (relay_answer.c); notifications.c has one more. What is not said to be for any thread belongs to the main thread.
+ * Every function takes the lock of relay_state.h for itself.
  */
 #pragma once
 
@@ -38,7 +40,8 @@ struct tierfs_relay_links {
     void (*read_channel)(void *context);
     /*
      * The kernel offers FUSE over io_uring; requests and answers have payload_bytes at most. Returns whether it is
-     * told that there will be queues; once it has been, begin_ring is called. NULL: it is not told.
+     * told that there will be queues; once it has been, begin_ring is called. NULL: it is not told. Called with the
+     * lock of the relay held.
      */
     bool (*prepare_ring)(void *context, bool is_offered, size_t payload_bytes);
     void (*begin_ring)(void *context);
@@ -79,7 +82,10 @@ void tierfs_relay_connect(struct tierfs_relay *relay, int socket, int channel, i
 /* The engine takes requests from now on. */
 void tierfs_relay_attach(struct tierfs_relay *relay);
 
-/* One request; a copy is made. origin: where the answer goes; NULL: nowhere. */
+/*
+ * One request; a copy is made. origin: where the answer goes, an error too (EINVAL: it is too short; ENOMEM); NULL:
+ * nowhere. Any thread. Waits only while half a GiB of requests has no answer.
+ */
 void tierfs_relay_request(struct tierfs_relay *relay, const void *message, size_t bytes,
                           const struct tierfs_origin *origin);
 
