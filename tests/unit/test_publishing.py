@@ -23,7 +23,7 @@ from tests.support.engine import (
 )
 from tests.support.watched_store import WatchedStore
 from tierfs.config import TierSetting
-from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable, TierFull
+from tierfs.errors import PreconditionFailed, StaleContent, StoreUnavailable, TierfsError, TierFull
 from tierfs.fs.attributes import AttributeChange
 from tierfs.namespace import publish, tree
 from tierfs.store.base import ObjectStore
@@ -88,6 +88,41 @@ async def test_a_file_that_is_removed_while_it_is_opened_is_looked_up_again(
         monkeypatch.setattr(contents, "acquire", late)
         with pytest.raises(StaleContent):
             await engine.files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
+
+
+async def test_a_file_that_is_opened_while_its_bytes_go_is_looked_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of a removed file go after a wait for the device: who opens it then does not get an error."""
+    async with running_engine(settings_for(tmp_path), publishing=False) as engine:
+        inode = await engine.write_file("a.bin", b"bytes")
+        db = engine.parts.db
+        sync = db.sync
+        outcome: list[bytes | Exception] = []
+
+        async def read() -> None:
+            try:
+                number = await engine.files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
+                removed.set()
+                await gone.wait()
+                outcome.append(await engine.files.read(number, 0, 5))
+                await engine.files.release(number)
+            except TierfsError as error:
+                outcome.append(error)
+
+        async def sync_slowly() -> None:
+            nursery.start_soon(read)
+            with trio.move_on_after(0.5):
+                await removed.wait()
+            await sync()
+
+        removed, gone = trio.Event(), trio.Event()
+        async with trio.open_nursery() as nursery:
+            monkeypatch.setattr(db, "sync", sync_slowly)
+            await engine.names.unlink(ROOT_INO, b"a.bin")
+            monkeypatch.undo()
+            gone.set()
+        assert [type(found) for found in outcome] == [StaleContent], outcome
 
 
 async def test_write_close_rename_costs_one_upload(tmp_path: Path) -> None:

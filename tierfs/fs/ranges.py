@@ -157,8 +157,14 @@ class Ranges:
         self, source: FileContent, source_at: int, target: Staging, target_at: int, length: int
     ) -> int:
         """By the local file system, which may share the blocks; 0: it cannot."""
-        if source.staging is not None:
-            return await ranges.copy(source.staging, source_at, target, target_at, length)
+        staging = source.staging
+        if staging is not None:
+            try:
+                return await ranges.copy(staging, source_at, target, target_at, length)
+            except TierfsError:
+                if source.staging is staging:
+                    raise
+                return 0  # it became a clean copy meanwhile
         if source.ref is None or not source.size_bytes:
             return 0
         with self._services.cache.whole_file(source.ref) as descriptor:

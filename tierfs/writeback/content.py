@@ -270,11 +270,13 @@ class ContentTable:
         if content is not None:
             content.unlinked = True
         elif inode.flags & schema.DATA_LOCAL:
-            staging = await self._cache.open_staging(inode.content_id)
-            if staging is not None:
-                if not is_reaped:
-                    await self._db.sync()
-                await staging.discard()
+            # Who opens it meanwhile has to wait, and finds that its bytes are gone.
+            with self._changing_now(inode.ino):
+                staging = await self._cache.open_staging(inode.content_id)
+                if staging is not None:
+                    if not is_reaped:
+                        await self._db.sync()
+                    await staging.discard()
         elif inode.content_id != NO_CONTENT:
             await self._cache.forget(inode.content_id)
 
