@@ -125,6 +125,29 @@ async def test_a_file_that_is_opened_while_its_bytes_go_is_looked_up_again(
         assert [type(found) for found in outcome] == [StaleContent], outcome
 
 
+async def test_what_a_change_answers_has_the_size_that_a_close_records_meanwhile(tmp_path: Path) -> None:
+    """rsync and tar close a file and set its times at once: the kernel believes the size in the answer."""
+    async with running_engine(settings_for(tmp_path, upload_delay_s=60.0)) as engine:
+        sizes: list[int] = []
+
+        async def set_time(ino: int) -> None:
+            sizes.append((await engine.attributes.set(ino, AttributeChange(mtime_ns=1), ROOT_CALLER)).size_bytes)
+
+        async def link(ino: int, name: bytes) -> None:
+            sizes.append((await engine.names.link(ino, ROOT_INO, name)).size_bytes)
+
+        # Who of two that share a transaction goes on first is left to chance.
+        for number in range(30):
+            name = f"{number}".encode()
+            handle, inode = await engine.files.create(ROOT_INO, name, 0o644, os.O_WRONLY, ROOT_CALLER)
+            await engine.files.write(handle, 0, b"bytes")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.files.release, handle)
+                nursery.start_soon(set_time, inode.ino)
+                nursery.start_soon(link, inode.ino, name + b".link")
+        assert sizes == [5] * 60
+
+
 async def test_write_close_rename_costs_one_upload(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path, upload_delay_s=60.0)) as engine:
         await engine.write_file("tmp", b"state")

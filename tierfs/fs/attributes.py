@@ -121,7 +121,7 @@ class Attributes:
         if content is not None:
             content.mtime_ns, content.ctime_ns = inode.mtime_ns, inode.ctime_ns
         self._services.publisher.note(ino)
-        return self._services.view(inode)
+        return self._services.view_now(inode)
 
     def _note_mtime(self, ino: int, mtime_ns: int) -> None:
         with self._db.read() as txn:

@@ -51,9 +51,10 @@ class Names:
         if self._snapshots.is_name(parent, name):
             return self._snapshots.lookup(parent, name)
         found = self._refresher.lookup_local(parent, name)
-        if found is None:
-            found = await self._services.interrupts.guard(self._refresher.lookup, parent, name)
-        return self._services.view(found)
+        if found is not None:
+            return self._services.view(found)
+        found = await self._services.interrupts.guard(self._refresher.lookup, parent, name)
+        return self._services.view_now(found)
 
     async def create(
         self,
@@ -122,7 +123,7 @@ class Names:
         if content is not None:
             content.unlinked = content.linkable = False
         self._services.publisher.note(ino)
-        return self._services.view(inode)
+        return self._services.view_now(inode)
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name; the inode lives on while it has others, or is open."""

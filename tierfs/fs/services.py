@@ -93,6 +93,14 @@ class Services:
             inode = records.find_inode(txn, ino)
         return inode is not None and inode.is_regular and not self.cache.is_complete(inode.content_id)
 
+    def view_now(self, inode: Inode) -> Inode:
+        """``view`` of an inode that was read before the caller waited for something.
+
+        What was laid over the record then may be in the record by now, and laid over nothing any more.
+        """
+        with self.db.read() as txn:
+            return self.view(records.find_inode(txn, inode.ino) or inode)
+
     def view(self, inode: Inode) -> Inode:
         """``inode`` as the application sees it: with what is not saved yet, and with today's defaults.
 
