@@ -111,7 +111,7 @@ class Run:
             self.part("names", lambda: names.measure(lines, scale, data, place, asked, self.rounds()))
             self.part(
                 "changes",
-                lambda: names.measure_changes(lines, scale, beside, place, asked, self.rounds()),
+                lambda: names.measure_changes(lines, scale, work_dir, BESIDE, asked, self.rounds()),
             )
             self.part("writes", lambda: writes.measure(lines, scale, beside, place, self.rounds()))
             self.part("misses", lambda: self._misses(place, faults))

@@ -11,12 +11,15 @@ from pathlib import Path
 from benchmarks.front import metadata
 from benchmarks.front.lines import MOUNT, NULL, PLAIN, Lines, Wanted, alternate
 from benchmarks.front.null import NullMount
-from benchmarks.front.places import Data, Place, Scale, drop
+from benchmarks.front.places import KEPT, Data, Place, Scale, drop, unused_groups
+from benchmarks.mounted import fresh_mount
 from tierfs.bench.files import FileSet
 from tierfs.bench.loops import on_each
 from tierfs.bench.processes import run_together
 
 SECTION = "Names and attributes"
+TIER_BYTES = 1024 * 1024 * 1024
+"""Of the mount in which names are changed: the files are empty or small."""
 WALKS = {"find": (("find", "."), 0.6), "ls -lR": (("ls", "-lR", "."), 1.5)}
 JUICEFS_CREATES = {1: 1560.0, 8: 4730.0}
 """Per second, by processes: the fastest peer, measured beforehand on another run of this kind of machine."""
@@ -83,24 +86,38 @@ def _dropped(measured: Callable[[], float]) -> float:
 
 
 def measure_changes(
-    lines: Lines, scale: Scale, plain: Path, place: Place, null: NullMount | None, rounds: Iterable[int]
+    lines: Lines,
+    scale: Scale,
+    work_dir: Path,
+    options: Sequence[str],
+    null: NullMount | None,
+    rounds: Iterable[int],
 ) -> None:
-    """Create, rename and unlink files, in a new directory of the mount and beside the plain one."""
+    """Create, rename and unlink files, in a mount with these options and in a plain directory beside it.
+
+    Both are new in every round: see ``unused_groups``. Raises LoopFailed, MountFailed, OSError.
+    """
     for number in rounds:
-        places = {PLAIN: plain, MOUNT: place.mounted.mountpoint}
-        if null is not None:
-            places[NULL] = null.mountpoint
-        for who in reversed(list(places)) if number % 2 else places:
-            directory = places[who] / f"changes{number}"
-            directory.mkdir()
-            for found in metadata.measure(
-                directory, files=scale.made_count, threads=(1, 8), pause_s=scale.pause_s
-            ):
-                if found.step in CHANGES:
-                    wanted = CHANGES[found.step]
-                    words, _, processes = found.step.partition(", ")
-                    name = f"{words}, {processes} process{'es' if processes != '1' else ''}"
-                    lines.line(SECTION, name, "1/s", wanted, note=f"wanted: {wanted.why}").add(
-                        who, found.rate
-                    )
-            directory.rmdir()
+        with unused_groups(work_dir) as beside:
+            plain, store = beside / "plain", beside / "store"
+            for directory in (plain, store):
+                directory.mkdir()
+            with fresh_mount(
+                str(store), beside / "mnt", beside / "mount", tier_bytes=TIER_BYTES, options=(*KEPT, *options)
+            ) as mount:
+                places = {PLAIN: plain, MOUNT: mount.mountpoint}
+                if null is not None:
+                    places[NULL] = null.mountpoint
+                for who in reversed(list(places)) if number % 2 else places:
+                    _change(lines, scale, who, places[who] / f"changes{number}")
+
+
+def _change(lines: Lines, scale: Scale, who: str, directory: Path) -> None:
+    directory.mkdir()
+    for found in metadata.measure(directory, files=scale.made_count, threads=(1, 8), pause_s=scale.pause_s):
+        if found.step in CHANGES:
+            wanted = CHANGES[found.step]
+            words, _, processes = found.step.partition(", ")
+            name = f"{words}, {processes} process{'es' if processes != '1' else ''}"
+            lines.line(SECTION, name, "1/s", wanted, note=f"wanted: {wanted.why}").add(who, found.rate)
+    directory.rmdir()
