@@ -195,7 +195,7 @@ static void forward_names(struct tierfs_relay *relay, size_t bytes)
         }
         pthread_mutex_lock(&relay->lock);
         struct tierfs_request *request = tierfs_pending_find(&relay->pending, header->unique);
-        if (request != NULL && !request->names)
+        if (request != NULL && (!request->names || request->unanswered))
             request = NULL; /* another thread takes it out, at any time from here on */
         pthread_mutex_unlock(&relay->lock);
         if (request != NULL)

@@ -4,8 +4,9 @@
  *
  * Requests are taken out by one thread each, so that a message stays where it is until then: those that went to pyfuse3
  * by tierfs_relay_answers_thread, those about names by tierfs_relay_names_thread, those that went on the channel by
- * whoever calls tierfs_relay_extra_reply (relay.h). What answers nothing is dropped. The threads take relay->lock, never
- * while the kernel gets an answer; tierfs_relay_answer_error takes none.
+ * whoever calls tierfs_relay_extra_reply (relay.h), and those without an answer by the thread that sends. What answers
+ * nothing is dropped. The threads take relay->lock, never while the kernel gets an answer; tierfs_relay_answer_error
+ * takes none.
  */
 #pragma once
 
