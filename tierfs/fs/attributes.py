@@ -98,13 +98,13 @@ class Attributes:
 
         content = self._services.contents.peek(ino)
         if content is not None:
-            self._services.contents.notice_direct_writes(content)
+            self._services.contents.passthrough.notice_direct_writes(content)
             if change.mode is not None:
                 content.written_directly = False
         if content is not None and content.unsaved and change.mtime_ns is None:
-            await self._services.contents.save(content)
+            await self._services.contents.size_and_times.save(content)
         if mtime_ns is not None and content is not None:
-            self._services.contents.note_mtime(content, mtime_ns)
+            self._services.contents.size_and_times.note_mtime(content, mtime_ns)
         elif mtime_ns is not None:
             self._note_mtime(ino, mtime_ns)
         before_ns = content.mtime_ns if content is not None else 0
@@ -132,8 +132,8 @@ class Attributes:
     async def _set_size(self, ino: int, size_bytes: int) -> None:
         content = await self._services.contents.acquire(ino)
         try:
-            await self._services.contents.truncate(content, size_bytes)
-            await self._services.contents.save(content)
+            await self._services.contents.changes.truncate(content, size_bytes)
+            await self._services.contents.size_and_times.save(content)
         finally:
             await self._services.contents.release(content)
             self._services.background_sync.note(ino)

@@ -168,7 +168,7 @@ class _Create(_Request):
             content.staging = services.cache.adopt_spare(self.spare, inode.mtime_ns)
         if self.passes and self.spare is not None:
             content.passed_file = self.spare.identity
-            services.contents.count_passed(content, writes=True)
+            services.contents.passthrough.count_passed(content, writes=True)
         services.handles.put_file(self.handle, handle)
         services.publisher.note(inode.ino)
 

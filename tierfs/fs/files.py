@@ -78,7 +78,7 @@ class Files:
         handle = self._services.handles.file(number)
         try:
             if handle.passed_through and handle.can_write:
-                await self._contents.begin_direct_write(content)
+                await self._contents.passthrough.begin_direct_write(content)
             if flags & os.O_TRUNC:
                 await self._truncate(content, inode, caller)
         except BaseException:
@@ -105,7 +105,7 @@ class Files:
             return
         if content.writers or handle.can_write:
             return
-        descriptor = self._contents.lend(content)
+        descriptor = self._contents.passthrough.lend(content)
         if descriptor is None:
             return
         try:
@@ -120,7 +120,7 @@ class Files:
         if begins_to_write and handle.uid != 0 and self._has_privileges(content.ino):
             return
         try:
-            descriptor = await self._contents.lend_dirty(content, writes=handle.can_write)
+            descriptor = await self._contents.passthrough.lend_dirty(content, writes=handle.can_write)
         except TierfsError:
             return  # the first write tells
         if descriptor is None:
@@ -133,7 +133,7 @@ class Files:
 
     def _count_passed(self, handle: FileHandle) -> None:
         if handle.passed_through:
-            self._contents.count_passed(handle.content, writes=handle.can_write)
+            self._contents.passthrough.count_passed(handle.content, writes=handle.can_write)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
@@ -248,7 +248,7 @@ class Files:
         with content.under_way.begun(offset, offset + len(data)):
             if handle.uid != 0:
                 await self.drop_privileges(content.ino)
-            return await self._contents.write(content, offset, data)
+            return await self._contents.changes.write(content, offset, data)
 
     async def drop_privileges(self, ino: int) -> None:
         """A write by anyone but root clears set-user-ID and set-group-ID (POSIX write(2)).
@@ -275,17 +275,17 @@ class Files:
 
     async def _drop_privileges_late(self, content: FileContent) -> None:
         """A write that did not pass here clears them at ``close``: until then nobody can execute the file."""
-        self._contents.notice_direct_writes(content)
+        self._contents.passthrough.notice_direct_writes(content)
         if content.written_directly and self._has_privileges(content.ino):
             await self.drop_privileges(content.ino)
 
     async def _truncate(self, content: FileContent, inode: Inode, caller: Caller) -> None:
-        await self._contents.truncate(content, 0)
+        await self._contents.changes.truncate(content, 0)
         # Also of a file that was empty: open(O_TRUNC) sets the times, as on ext4.
-        self._contents.touch(content, content.size_bytes)
+        self._contents.changes.touch(content, content.size_bytes)
         if caller.uid != 0 and mode_without_privileges(inode.mode) != inode.mode:
             await self.drop_privileges(inode.ino)
-        await self._contents.save(content)
+        await self._contents.size_and_times.save(content)
 
     async def flush(self, number: int) -> None:
         """close(2) of one descriptor.
@@ -298,16 +298,16 @@ class Files:
             return
         handle = self._services.handles.file(number)
         if handle.passed_through and handle.can_write:
-            await self._contents.pull(handle.content, always=True)
-            self._contents.notice_direct_writes(handle.content)
+            await self._contents.passthrough.pull(handle.content, always=True)
+            self._contents.passthrough.notice_direct_writes(handle.content)
             check_size(handle.content.size_bytes)  # nobody could refuse the write itself
         if handle.passed_through and handle.can_write and handle.uid != 0:
             await self._drop_privileges_late(handle.content)
         if not handle.can_write or not self._services.settings.write_through:
             return
         content = handle.content
-        self._contents.notice_direct_writes(content)
-        await self._contents.save(content)
+        self._contents.passthrough.notice_direct_writes(content)
+        await self._contents.size_and_times.save(content)
         if content.local and not content.unlinked:
             await self._services.publisher.publish_now(content.ino)
 
@@ -321,8 +321,8 @@ class Files:
             return
         handle = self._services.handles.file(number)
         content = handle.content
-        await self._contents.pull(content, always=content.writers > 0)
-        self._contents.notice_direct_writes(content)
+        await self._contents.passthrough.pull(content, always=content.writers > 0)
+        self._contents.passthrough.notice_direct_writes(content)
         check_size(content.size_bytes)
         await make_durable(self._contents, content)
         if self._services.settings.fsync == "remote" and content.local and not content.unlinked:
@@ -341,7 +341,7 @@ class Files:
         content = handle.content
         if content.live is not None and handle.can_write:
             try:
-                await self._contents.pull(content, always=True)
+                await self._contents.passthrough.pull(content, always=True)
             except TierfsError as error:
                 log.error("bytes written into a file in memory are lost", ino=content.ino, reason=str(error))
         self._close(handle)
@@ -359,10 +359,10 @@ class Files:
 
     def _close(self, handle: FileHandle) -> None:
         content = handle.content
-        self._contents.notice_direct_writes(content)
+        self._contents.passthrough.notice_direct_writes(content)
         content.passed_through -= handle.passed_through
         if not content.passed_through:
-            self._contents.end_passing(content)
+            self._contents.passthrough.end_passing(content)
             if content.kept_for_readers is not None:
                 content.kept_for_readers = None
                 self._services.publisher.note(content.ino)
@@ -381,7 +381,8 @@ class Files:
             while self._closed:
                 closed, self._closed = self._closed, []
                 try:
-                    await self._contents.save_together(content for content, wrote in closed if wrote)
+                    written = [content for content, wrote in closed if wrote]
+                    await self._contents.size_and_times.save_together(written)
                 except TierfsError as error:
                     log.error(
                         "files that were closed cannot be recorded", files=len(closed), reason=str(error)

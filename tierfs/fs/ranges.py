@@ -64,8 +64,8 @@ class Ranges:
             done = True
         finally:
             if done or staging.generation != generation:
-                await self._contents.push(content, offset, offset + length)
-                self._contents.touch(content, staging.size_bytes)
+                await self._contents.passthrough.push(content, offset, offset + length)
+                self._contents.changes.touch(content, staging.size_bytes)
 
     async def seek(self, number: int, offset: int, whence: int) -> int:
         """lseek(2) with SEEK_DATA or SEEK_HOLE. Raises ``NoSuchRange`` at and behind the end.
@@ -83,7 +83,7 @@ class Ranges:
             return await self._seek(content, offset, whence)
 
     async def _seek(self, content: FileContent, offset: int, whence: int) -> int:
-        await self._contents.pull(content)
+        await self._contents.passthrough.pull(content)
         while offset < content.size_bytes:
             staging = content.staging
             if staging is None:
@@ -115,7 +115,7 @@ class Ranges:
     ) -> int:
         handle = self._for_writing(target_no)
         target = handle.content
-        await self._contents.pull(source)
+        await self._contents.passthrough.pull(source)
         length = min(length, source.size_bytes - source_at)
         if length <= 0:
             return 0
@@ -144,13 +144,13 @@ class Ranges:
             some = min(length, DISK_COPY_BYTES)
             copied = await self._copy_on_disk(source, source_at, staging, target_at, some)
             if copied:
-                await self._contents.push(target, target_at, target_at + copied)
-                self._contents.touch(target, staging.size_bytes)
+                await self._contents.passthrough.push(target, target_at, target_at + copied)
+                self._contents.changes.touch(target, staging.size_bytes)
                 return copied
         data = await self._files.read_waiting(source, source_at, min(length, READ_BYTES))
         if data:
-            await self._contents.write(target, target_at, data)
-            await self._contents.push(target, target_at, target_at + len(data))
+            await self._contents.changes.write(target, target_at, data)
+            await self._contents.passthrough.push(target, target_at, target_at + len(data))
         return len(data)
 
     async def _copy_on_disk(
@@ -186,12 +186,12 @@ class Ranges:
         handle = self._services.handles.file(number)
         if not handle.can_write:
             raise InvalidArgument("the handle was opened for reading")
-        self._contents.notice_direct_writes(handle.content)
+        self._contents.passthrough.notice_direct_writes(handle.content)
         return handle
 
     async def _begin_change(self, handle: FileHandle) -> Staging:
         """As before a write. Not interruptible: half of it would lose what is there."""
         if handle.uid != 0:
             await self._files.drop_privileges(handle.content.ino)
-        await self._contents.pull(handle.content)
-        return await self._contents.make_writable(handle.content)
+        await self._contents.passthrough.pull(handle.content)
+        return await self._contents.local_copies.make_writable(handle.content)

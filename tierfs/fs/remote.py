@@ -20,7 +20,7 @@ from tierfs.namespace import tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.listing import Invalidation
 from tierfs.namespace.transaction import WriteTransaction
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from tierfs.namespace.db import Database
 from tierfs.namespace.refresh import Refresher
 from tierfs.prefetch.readahead import ReadAheadTable
 from tierfs.types import Inode
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 from tierfs.writeback.publisher import Publisher
 from tierfs.writeback.syncing import BackgroundSync
 

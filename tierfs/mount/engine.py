@@ -228,8 +228,8 @@ class Engine:
         for handle in parts.services.handles.files():
             content = handle.content
             with contextlib.suppress(TierfsError):
-                await parts.contents.pull(content, always=handle.can_write)
-            await parts.contents.save(content)
+                await parts.contents.passthrough.pull(content, always=handle.can_write)
+            await parts.contents.size_and_times.save(content)
             if handle.can_write and content.passed_through:
                 written.add(content.ino)
             elif handle.can_write:

@@ -242,7 +242,7 @@ class Handlers:
         """End this process; the front starts another. What is not committed by now is repeated there."""
         await trio.sleep(ANSWER_TIME_S)
         for handle in self._parts.services.handles.files():
-            await self._parts.contents.save(handle.content)
+            await self._parts.contents.size_and_times.save(handle.content)
         await self._parts.db.sync()
         log.info("makes room for a new engine")
         os._exit(EXIT_UPGRADE)

@@ -41,7 +41,7 @@ from tierfs.store.open import open_replica, open_store
 from tierfs.store.retry import RetryingStore
 from tierfs.types import ROOT_INO
 from tierfs.writeback.claims import KeyClaims
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 from tierfs.writeback.deletions import Deletions
 from tierfs.writeback.equal_parts import EqualParts
 from tierfs.writeback.in_flight import InodesInFlight, KeysInFlight
@@ -256,7 +256,7 @@ async def open_parts(
     )
     rebuilder = Rebuilder(db, publisher, contents, remote, kernel, settings, now_ns)
     publisher.announces = rebuilder.is_announcing
-    contents.settle_loan = partial(settle_loan, db, publisher, now_ns)
+    contents.local_copies.settle_loan = partial(settle_loan, db, publisher, now_ns)
     deletions.is_read, parking.is_read = services.is_read, services.is_read_from_store
     remote.keep = services.keep_orphan
     return Parts(

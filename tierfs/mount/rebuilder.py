@@ -30,7 +30,7 @@ from tierfs.namespace.rebuild import Directory, Frame, Plan, Removal, Step
 from tierfs.namespace.sameness import Survey, survey
 from tierfs.namespace.schema import JobRow
 from tierfs.namespace.transaction import WriteTransaction
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 from tierfs.writeback.publisher import Publisher
 
 log = structlog.get_logger(__name__)

@@ -95,11 +95,11 @@ async def restore_handles(
         content.passed_through += known.passthrough
         if known.passthrough:
             if handle.can_write:
-                parts.contents.note_direct_writer(content)
+                parts.contents.passthrough.note_direct_writer(content)
             if content.live is None:
                 content.live = parts.cache.find_live(known.ino)
             content.passed_file = passed_files.get(known.ino, content.passed_file)
-            await parts.contents.keep_passed(content)
+            await parts.contents.passthrough.keep_passed(content)
         services.handles.restore_file(known.number, handle)
 
 

@@ -158,8 +158,8 @@ class SnapshotHandlers:
 
     async def save_open_files(self) -> None:
         for handle in self._parts.services.handles.files():
-            self._parts.contents.notice_direct_writes(handle.content)
-            await self._parts.contents.save(handle.content)
+            self._parts.contents.passthrough.notice_direct_writes(handle.content)
+            await self._parts.contents.size_and_times.save(handle.content)
 
     def _info(self, row: SnapshotRow) -> p.SnapshotInfo:
         mountpoint = self._parts.settings.mountpoint

@@ -16,7 +16,7 @@ from tierfs.errors import NotFound
 from tierfs.namespace import publish, records, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import ReadTransaction
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 
 WALK_BATCH = 1000
 """Rows between two moments at which other tasks may run."""

@@ -24,7 +24,7 @@ from tierfs.cache.residency import Cache
 from tierfs.errors import NotFound
 from tierfs.namespace import tree
 from tierfs.namespace.db import Database
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 
 _LOOK_S = 0.1
 _LOOK_WHILE_HELD_S = 0.03
@@ -51,7 +51,7 @@ class DirectWrites:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                await self._contents.direct_writes_began.wait()
+                await self._contents.passthrough.direct_writes_began.wait()
                 inos = self._measure()
                 await self._cache.make_room_for_dirty()
                 self._cache.look_at_spares()
@@ -63,7 +63,7 @@ class DirectWrites:
                 await trio.sleep(_LOOK_WHILE_HELD_S if self.is_holding else _LOOK_S)
 
     def _measure(self) -> set[int]:
-        contents = self._contents.written_directly()
+        contents = self._contents.passthrough.written_directly()
         for content in contents:
             if content.staging is not None:
                 content.staging.measure_direct_writes()

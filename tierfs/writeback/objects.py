@@ -30,7 +30,8 @@ from tierfs.namespace.transaction import WriteTransaction
 from tierfs.store.base import UNCONDITIONAL, Condition, ObjectStore
 from tierfs.types import ContentId, Inode, ObjectInfo, ObjectRef
 from tierfs.writeback.claims import KeyClaims
-from tierfs.writeback.content import ContentTable, FileContent, check_size
+from tierfs.writeback.content import FileContent, check_size
+from tierfs.writeback.content_table import ContentTable
 from tierfs.writeback.equal_parts import EqualParts
 from tierfs.writeback.in_flight import NotYet
 from tierfs.writeback.upload import Uploader
@@ -147,15 +148,15 @@ class ObjectWriter:
             self.on_loan_ended()
 
     async def _publish_local(self, content: FileContent, keys: list[str], *, force: bool) -> None:
-        await self._contents.pull(content, always=content.writers > 0)
-        await self._contents.make_independent(content)
+        await self._contents.passthrough.pull(content, always=content.writers > 0)
+        await self._contents.local_copies.make_independent(content)
         staging = content.staging
         if staging is not None and content.passed_through and content.writers:
             # From now on also a store into a shared mapping changes the file's mtime.
             await staging.sync()
         elif staging is not None and not content.writers:
             await self._wait_for_earlier_writers(staging, keys[0])
-        self._contents.notice_direct_writes(content)
+        self._contents.passthrough.notice_direct_writes(content)
         generation = staging.generation if staging is not None else 0
         size = staging.size_bytes if staging is not None else 0
         if staging is None and content.size_bytes:
@@ -165,7 +166,7 @@ class ObjectWriter:
         inode = self._contents.overlay(state.inode)
 
         def unchanged() -> bool:
-            self._contents.notice_direct_writes(content)
+            self._contents.passthrough.notice_direct_writes(content)
             if content.staging is not staging or content.unlinked:
                 return False
             if content.live is not None and content.live.is_behind:
@@ -223,7 +224,7 @@ class ObjectWriter:
     ) -> None:
         """Record the upload; if nobody wrote in the meantime the local copy becomes a clean one."""
         # A clean inode's record has to tell its size before anything else is published for it.
-        await self._contents.save(content)
+        await self._contents.size_and_times.save(content)
         async with content.lock:
             same_size = info.size_bytes == content.size_bytes
             final = content.writers == 0 and unchanged() and same_size
@@ -251,16 +252,16 @@ class ObjectWriter:
                 if staging is not None:
                     try:
                         if not await staging.seal(ref, on_clean=turn_clean):
-                            await self._contents.keep_local(content, staging)
+                            await self._contents.local_copies.keep_local(content, staging)
                     except (TierfsError, OSError) as error:
                         # The bytes are in the store: losing the local copy costs a fetch, nothing else.
                         log.warning("local copy not kept after upload", key=info.key, reason=str(error))
                         if content.passed_through and not staging.is_closed:
-                            await self._contents.keep_local(content, staging)
+                            await self._contents.local_copies.keep_local(content, staging)
                         else:
                             turn_clean()
                             await staging.discard()
-                await self._contents.keep_passed(content)
+                await self._contents.passthrough.keep_passed(content)
             finally:
                 content.sealing = False
 

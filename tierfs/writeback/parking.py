@@ -18,7 +18,7 @@ from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
 from tierfs.store.base import ObjectStore
 from tierfs.types import ObjectInfo
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 from tierfs.writeback.in_flight import InodesInFlight, KeysInFlight
 from tierfs.writeback.upload import Uploader
 
@@ -123,7 +123,7 @@ class Parking:
         async with self._contents.used(owner) as content:
             if content.local:
                 # Its bytes are changing here, and what was not fetched of them would come from this object.
-                await self._contents.make_independent(content)
+                await self._contents.local_copies.make_independent(content)
                 await self._give_up(owner, current)
                 return
             # Under the lock nobody begins to write, and so to depend on an object that is about to go.

@@ -24,7 +24,7 @@ from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.writeback.backlog import Awaited, Backlog, Totals
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 from tierfs.writeback.deletions import Deletions, Sweeps
 from tierfs.writeback.in_flight import InodesInFlight, NotYet
 from tierfs.writeback.objects import ObjectWriter

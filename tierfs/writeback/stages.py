@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tierfs.cache.residency import Cache
-from tierfs.writeback.content import ContentTable
+from tierfs.writeback.content_table import ContentTable
 from tierfs.writeback.objects import ObjectWriter
 
 
@@ -29,7 +29,7 @@ class Stages:
         """Written since the last sync, whole files counted: a power cut may cost some of that."""
         staged = self._cache.staged()
         files, size_bytes = staged.memory_files, staged.memory_bytes
-        for content in self._contents.ahead_of_staging():
+        for content in self._contents.passthrough.ahead_of_staging():
             # Its staging file counts already if that is not on the disk either.
             if not self._cache.is_unsynced(content.content_id):
                 files, size_bytes = files + 1, size_bytes + content.size_bytes

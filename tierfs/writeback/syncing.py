@@ -23,7 +23,8 @@ from tierfs.cache.residency import Cache
 from tierfs.errors import NotFound, TierfsError
 from tierfs.namespace import records, schema
 from tierfs.namespace.db import Database
-from tierfs.writeback.content import ContentTable, FileContent
+from tierfs.writeback.content import FileContent
+from tierfs.writeback.content_table import ContentTable
 
 log = structlog.get_logger(__name__)
 
@@ -127,7 +128,7 @@ class BackgroundSync:
             async with self._contents.used(ino) as content:
                 if content.writers or content.unlinked:
                     return  # there will be another close, or none that matters
-                await self._contents.pull(content)
+                await self._contents.passthrough.pull(content)
                 # Under the lock it does not become a clean copy, nor another content.
                 async with content.lock:
                     staging = content.staging
@@ -159,6 +160,6 @@ async def make_durable(contents: ContentTable, content: FileContent) -> None:
     async with trio.open_nursery() as nursery:
         if content.staging is not None:
             nursery.start_soon(catch, content.staging.sync)
-        nursery.start_soon(catch, partial(contents.save_durably, content))
+        nursery.start_soon(catch, partial(contents.size_and_times.save_durably, content))
     if failures:
         raise failures[0]

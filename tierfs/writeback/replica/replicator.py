@@ -22,7 +22,8 @@ from tierfs.namespace.metadata import metadata_of
 from tierfs.store.base import UNCONDITIONAL
 from tierfs.store.retry import RetryingStore
 from tierfs.types import Inode
-from tierfs.writeback.content import ContentTable, FileContent
+from tierfs.writeback.content import FileContent
+from tierfs.writeback.content_table import ContentTable
 from tierfs.writeback.equal_parts import plain_plan
 from tierfs.writeback.replica import record as records
 from tierfs.writeback.replica.record import FORMAT, ReplicaRecord
@@ -318,8 +319,8 @@ class Replicator:
         async with self._contents.used(ino) as content:
             if content.writers or not content.local:
                 return  # its close, or the end of its upload, is noted
-            await self._contents.pull(content)
-            self._contents.notice_direct_writes(content)
+            await self._contents.passthrough.pull(content)
+            self._contents.passthrough.notice_direct_writes(content)
             staging = content.staging
             if staging is None and content.size_bytes:
                 raise TierFailed(f"{wanted.key}: its {content.size_bytes} bytes are not here any more")
@@ -351,7 +352,7 @@ class Replicator:
             return made
 
         def unchanged() -> bool:
-            self._contents.notice_direct_writes(content)
+            self._contents.passthrough.notice_direct_writes(content)
             return content.staging is staging and staging.generation == generation
 
         async def read(offset: int, length: int) -> bytes:
