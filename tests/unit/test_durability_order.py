@@ -18,7 +18,9 @@ import trio
 from tests.support.engine import ROOT_CALLER, Engine, drained, objects_in, running_engine, settings_for
 from tests.support.watched_store import WatchedStore
 from tierfs.cache import device, sealing
-from tierfs.namespace.db import Change, Database
+from tierfs.namespace.change import Change
+from tierfs.namespace.db import Database
+from tierfs.namespace.group_commit import GroupCommit
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO
 
@@ -29,10 +31,10 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gone: list[tuple[str, bool]] = []
         self._durable = False
-        commit, unlink, move = Database._commit_group, device.unlink_if_there, sealing.move
+        commit, unlink, move = GroupCommit._commit_group, device.unlink_if_there, sealing.move
 
-        def watched_commit(db: Database, waiting: deque[Change[Any]]) -> list[Change[Any]]:
-            group = commit(db, waiting)
+        def watched_commit(committer: GroupCommit, waiting: deque[Change[Any]]) -> list[Change[Any]]:
+            group = commit(committer, waiting)
             self._durable = self._durable or any(job.durable for job in group)
             return group
 
@@ -45,7 +47,7 @@ class Watch:
             self.note("sealed")
             move(source, target, sidecar, stale_fds)
 
-        monkeypatch.setattr(Database, "_commit_group", watched_commit)
+        monkeypatch.setattr(GroupCommit, "_commit_group", watched_commit)
         monkeypatch.setattr(device, "unlink_if_there", watched_unlink)
         monkeypatch.setattr(sealing, "move", watched_move)
 

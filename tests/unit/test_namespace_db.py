@@ -26,7 +26,8 @@ from tierfs.errors import (
     NotFound,
 )
 from tierfs.namespace import durability, schema
-from tierfs.namespace.db import Change, Database, ReadTransaction, WriteTransaction
+from tierfs.namespace.change import Change
+from tierfs.namespace.db import Database, ReadTransaction, WriteTransaction
 from tierfs.types import ROOT_INO, Inode
 
 KEY = b"test"
@@ -267,12 +268,14 @@ async def test_a_failing_commit_reaches_every_caller(ns: Namespace, monkeypatch:
         def __getattr__(self, name: str) -> object:
             return getattr(self.env, name)
 
-    real = ns.db._env
-    monkeypatch.setattr(ns.db, "_env", Failing(real))
+    committer = ns.db._committer
+    assert committer is not None
+    real = committer._env
+    monkeypatch.setattr(committer, "_env", Failing(real))
     with pytest.raises(NamespaceError) as raised:
         await ns.db.commit(put(b"1"))
     assert raised.value.errno == 28
-    monkeypatch.setattr(ns.db, "_env", real)
+    monkeypatch.setattr(committer, "_env", real)
     assert await ns.db.commit(put(b"2")) == b"2"
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tierfs.errors import NamespaceError
-from tierfs.namespace import db as db_module
-from tierfs.namespace import durability, tree
+from tierfs.namespace import durability, lazy_sync, tree
 from tierfs.namespace.check import problems
 from tierfs.namespace.db import Database, WriteTransaction
 from tierfs.namespace.durability import Checkpoints
@@ -74,7 +73,7 @@ def names_after(number: int) -> list[int]:
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made durable but what asks for it."""
-    monkeypatch.setattr(db_module, "_LAZY_S", 3600.0)
+    monkeypatch.setattr(lazy_sync, "_LAZY_S", 3600.0)
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from tierfs.cache import device
 from tierfs.cache.index import TierIndex
 from tierfs.cache.spares import Spare
 from tierfs.errors import TierFailed
-from tierfs.namespace.db import Change, Database
+from tierfs.namespace.change import Change
+from tierfs.namespace.group_commit import GroupCommit
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO, new_content_id
 from tierfs.writeback.stages import Stage
@@ -210,10 +211,10 @@ async def test_bytes_and_names_go_to_the_disk_at_the_same_time(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committed = threading.Event()
-    commit = Database._commit_group
+    commit = GroupCommit._commit_group
 
-    def watched(db: Database, waiting: deque[Change[Any]]) -> list[Change[Any]]:
-        group = commit(db, waiting)
+    def watched(committer: GroupCommit, waiting: deque[Change[Any]]) -> list[Change[Any]]:
+        group = commit(committer, waiting)
         if any(job.durable for job in group):
             committed.set()
         return group
@@ -221,7 +222,7 @@ async def test_bytes_and_names_go_to_the_disk_at_the_same_time(
     async with running_engine(settings_for(tmp_path), publishing=False) as engine:
         number, _ = await engine.files.create(ROOT_INO, b"a", 0o644, os.O_RDWR, ROOT_CALLER)
         await engine.files.write(number, 0, DATA)
-        monkeypatch.setattr(Database, "_commit_group", watched)
+        monkeypatch.setattr(GroupCommit, "_commit_group", watched)
         overlapped = []
         disk.in_between = lambda: overlapped.append(committed.wait(60))
         await engine.files.fsync(number)

@@ -2,7 +2,7 @@
 
 CREATE, UNLINK and RENAME are one change each, RELEASE is none. On their way through pyfuse3 and trio they
 would wake up two threads more than need be, and cost several times what the change itself costs. So the
-commit thread reads them from a socket of their own (``namespace.db.Source``), all that have arrived share a
+commit thread reads them from a socket of their own (``namespace.change.Source``), all that have arrived share a
 transaction, and one packet has their answers. What has to wait for something (a directory that moves, a
 request that an earlier engine has done already) goes on to ``extra`` instead.
 
@@ -37,7 +37,7 @@ from tierfs.fs.ops import PREFERRED_IO_BYTES, errno_of
 from tierfs.fs.services import Services
 from tierfs.namespace import records, tree
 from tierfs.namespace import repeats as repeat_rows
-from tierfs.namespace.db import Change
+from tierfs.namespace.change import Change
 from tierfs.namespace.rename import RenameResult
 from tierfs.namespace.transaction import WriteTransaction
 from tierfs.types import Inode, new_content_id

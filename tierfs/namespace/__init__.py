@@ -4,8 +4,9 @@ Owns: ``STATE_DIR/namespace.lmdb`` and nothing else. It knows no tier, no FUSE a
 
 Modules, from the bottom up, each importing only those above it:
 
-* ``transaction``, ``schema`` (key and record layout), ``records`` (one row at a time), ``environment`` and
-  ``db`` (the one owner of LMDB)
+* ``transaction``, ``schema`` (key and record layout), ``records`` (one row at a time)
+* ``environment``, ``durability`` (what a power cut leaves), ``change``, ``lazy_sync``, ``group_commit`` (how a
+  change is committed) and ``db`` (the one owner of LMDB)
 * ``objects`` (keys of names, and where in the bucket an inode is), ``moved``, ``publish`` (what the bucket
   should hold against what it holds)
 * ``names``, ``xattr``, ``rename``, ``tree``: POSIX operations; ``tree`` is their one face
@@ -22,7 +23,7 @@ Threads and tasks:
 * Writes are functions ``fn(txn)`` that ``await db.commit(fn)`` runs on the one committer thread. They must
   not block, must touch nothing but the transaction (they run beside the trio thread), and have returned
   when ``commit`` returns. A function that raises leaves no trace in the database.
-* Everything up to ``point`` (but for ``environment`` and ``db``) is a plain function of a transaction: no
+* Everything up to ``point`` (but for the group of ``db``) is a plain function of a transaction: no
   I/O, no clock (``now_ns`` is passed in), no state of its own.
 * ``refresh.Refresher`` lives on the trio thread and calls the store in worker threads.
 

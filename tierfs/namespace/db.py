@@ -1,55 +1,49 @@
-"""The one owner of the LMDB environment: reads without locks, writes by group commit on one thread.
+"""The one owner of the LMDB environment: open and close, reads without locks, writes by ``group_commit``.
 
-All functions that arrive while a commit runs share the next transaction, each in a nested one, so that a
-function that raises is undone alone. A reply goes out after the commit of its group: what was acknowledged
-is what a reader, in this process or another, sees. Changes that another process asks for, many in a row, are
-taken and answered by the commit thread itself (``Source``), so that no second thread has to wake up.
+All functions that arrive while a commit runs share the next transaction. A reply goes out after the commit
+of its group: what was acknowledged is what a reader, in this process or another, sees.
 
 Durability. A killed process loses nothing that was acknowledged. What a power cut leaves is told by
 ``durability``: the state of one moment. A commit returns when a power cut cannot undo it any more, nor what
-was committed before; but a group of *lazy* changes, of those that applications make to names, only becomes so
-within ``_LAZY_S``, unless somebody asks for it before (``durable=True``, ``sync``): see fsync(2).
+was committed before; but a group of *lazy* changes, of those that applications make to names, only becomes
+so a moment later (``lazy_sync``), unless somebody asks for it before (``durable=True``, ``sync``): see
+fsync(2).
+
+Threads: ``read`` and everything async belong to the trio thread, and no await comes inside ``with
+db.read()``; ``snapshot`` and ``commit_now`` are for all others.
 
 LMDB must never be opened twice in one process; ``open`` takes ``LOCK`` in the directory for the engine and
 py-lmdb itself refuses a second environment on the same files.
+
+Raises ``NamespaceError`` once closed, or for a change of what was opened read-only; see ``open`` and
+``commit``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import select
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import lmdb
-import outcome
 import trio
 
-from tierfs.errors import DamagedRecord, NamespaceError, TierfsError
+from tierfs.errors import NamespaceError
 from tierfs.namespace import environment, schema
+from tierfs.namespace.change import Job, Source, UnhurriedJob
 from tierfs.namespace.durability import Checkpoints
+from tierfs.namespace.group_commit import GroupCommit
+from tierfs.namespace.lazy_sync import LazySync
 from tierfs.namespace.transaction import HISTORY_TABLES, TABLES, Tables
 from tierfs.namespace.transaction import ReadTransaction as ReadTransaction
 from tierfs.namespace.transaction import WriteTransaction as WriteTransaction
 
 T = TypeVar("T")
-
-_GROUP_MAX_JOBS: Final = 512
-_GROUP_MAX_NS: Final = 20_000_000
-"""A group is closed when its functions have run for so long; the rest goes into the next one."""
-_FULL_BYTES: Final = 1024 * 1024
-_UNHURRIED_MS: Final = 5
-"""For how long a change that nobody waits for may wait for others to share their transaction."""
-_LAZY_S: Final = 0.05
-"""For how long a power cut may undo a change that did not wait for the device."""
-_AWAKE, _UNTIL_HURRIED, _UNTIL_ANY = range(3)
 
 
 class _ReadBlock:
@@ -85,60 +79,6 @@ class _ReadBlock:
             txn.raw.abort()
 
 
-class Change(Generic[T]):
-    """Something to be done in the next transaction; afterwards ``error``, or ``result``."""
-
-    __slots__ = ("durable", "error", "result")
-
-    checks_first = False
-    """``run`` raises a ``TierfsError`` before it writes, or not at all: no nested transaction is needed."""
-    lazy = False
-    """A power cut may undo it for a moment longer: see the module docstring."""
-
-    def __init__(self, durable: bool = False) -> None:
-        self.durable = durable
-        self.result: T | None = None
-        self.error: BaseException | None = None
-
-    def run(self, txn: WriteTransaction) -> T:
-        """Do it. May be called again, in another transaction, when the first one came to nothing."""
-        raise NotImplementedError
-
-
-class Source(Protocol):
-    """Changes that arrive on a descriptor. Both methods run on the commit thread, and raise nothing."""
-
-    descriptor: int
-
-    def take(self) -> Sequence[Change[Any]]:
-        """What has arrived. Never waits."""
-        ...
-
-    def finish(self, changes: Sequence[Change[Any]]) -> None:
-        """These have been committed, or have failed: answer them."""
-        ...
-
-
-class _Job(Change[T]):
-    __slots__ = ("done", "fn", "lazy", "task", "token")
-
-    def __init__(self, fn: Callable[[WriteTransaction], T], durable: bool, lazy: bool = False) -> None:
-        super().__init__(durable)
-        self.fn = fn
-        self.lazy = lazy
-        self.task: trio.lowlevel.Task | None = None
-        self.token: trio.lowlevel.TrioToken | None = None
-        self.done: threading.Event | None = None
-
-    def run(self, txn: WriteTransaction) -> T:
-        return self.fn(txn)
-
-
-class _UnhurriedJob(_Job[T]):
-    __slots__ = ()
-    checks_first = True
-
-
 class Database:
     """See the module docstring. Made by ``open``; closed once, after the last reader."""
 
@@ -152,27 +92,12 @@ class Database:
         """The machine went down since the last open without a clean close."""
         self.clean_close = True
         """The last user of this database closed it (False: it was killed)."""
-        self.commits = 0
-        """Groups committed since the open."""
         self._env = env
         self._lock_fd = lock_fd
         self._reads = _ReadBlock(env, tables)
-        self._queue: deque[_Job[Any]] = deque()
-        self._hurry = False
-        """Somebody waits for a change that is in the queue."""
-        self._source: Source | None = None
-        self._sleeps = _AWAKE
-        """For what the commit thread waits, or is about to; then ``_wake`` has to be written to."""
-        self._wake = -1
-        self._ends = False
-        self._committer: threading.Thread | None = None
         self._checkpoints: Checkpoints | None = None
-        self._undurable = threading.Event()
-        """Something has been committed that a power cut may undo."""
-        self._ended = threading.Event()
-        self._awaiting: deque[_Job[Any]] = deque()
-        """They wait until a power cut cannot undo what has been committed."""
-        self._syncer: threading.Thread | None = None
+        self._committer: GroupCommit | None = None
+        self._lazy_sync: LazySync | None = None
         self._closed = False
 
     # -- opening and closing --------------------------------------------------------------------------
@@ -227,8 +152,7 @@ class Database:
             with db.snapshot() as txn:
                 environment.check_meta(txn, path, source, prefix)
             if checkpoints is not None:
-                db._checkpoints = checkpoints
-                db._start(boot_id, now_ns(), source, prefix)
+                db._start(checkpoints, boot_id, now_ns(), source, prefix)
                 if is_new:
                     environment.sync_names(path)
             return db
@@ -242,7 +166,9 @@ class Database:
                 raise NamespaceError(f"{path}: {error}") from error
             raise
 
-    def _start(self, boot_id: bytes, now_ns: int, source: str | None, prefix: str | None) -> None:
+    def _start(
+        self, checkpoints: Checkpoints, boot_id: bytes, now_ns: int, source: str | None, prefix: str | None
+    ) -> None:
         def note_start(txn: WriteTransaction) -> None:
             meta = txn.tables.meta
             self.clean_close = txn.get(schema.META_CLEAN, b"1", meta) == b"1"
@@ -259,11 +185,11 @@ class Database:
             txn.put(schema.META_CLEAN, b"0", db=meta)
 
         self.check_readers()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._committer = threading.Thread(target=self._commit_loop, name="namespace-commit", daemon=True)
+        self._checkpoints = checkpoints
+        self._lazy_sync = LazySync(checkpoints)
+        self._committer = GroupCommit(self._env, self.tables, self.directory, checkpoints, self._lazy_sync)
         self._committer.start()
-        self._syncer = threading.Thread(target=self._sync_loop, name="namespace-sync", daemon=True)
-        self._syncer.start()
+        self._lazy_sync.start()
         self.commit_now(note_start, durable=True)
 
     def check_readers(self) -> int:
@@ -284,15 +210,11 @@ class Database:
     def _end(self) -> None:
         self._closed = True
         if self._committer is not None:
-            self._ends = True
-            os.eventfd_write(self._wake, 1)
-            self._committer.join()
-        if self._syncer is not None:
-            self._ended.set()
-            self._undurable.set()
-            self._syncer.join()
-        if self._wake >= 0:
-            os.close(self._wake)
+            self._committer.end()
+        if self._lazy_sync is not None:
+            self._lazy_sync.end()
+        if self._committer is not None:
+            self._committer.close()
         if self._checkpoints is not None:
             self._checkpoints.close()
         self._env.close()
@@ -320,6 +242,11 @@ class Database:
         finally:
             raw.abort()
 
+    @property
+    def commits(self) -> int:
+        """Groups committed since the open."""
+        return 0 if self._committer is None else self._committer.commits
+
     def size_bytes(self) -> int:
         """Bytes that the database occupies, free pages included."""
         return int(self._env.info()["last_pgno"] + 1) * int(self._env.stat()["psize"])
@@ -344,19 +271,18 @@ class Database:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         unhurried = not (hurried or durable)
-        job = _UnhurriedJob(fn, durable, lazy) if unhurried else _Job(fn, durable, lazy and not durable)
-        job.task = trio.lowlevel.current_task()
-        job.token = trio.lowlevel.current_trio_token()
-        self._enqueue(job, hurried=not unhurried)
-        return cast(T, await trio.lowlevel.wait_task_rescheduled(_not_cancellable))
+        job = UnhurriedJob(fn, durable, lazy) if unhurried else Job(fn, durable, lazy and not durable)
+        job.expect()
+        self._open_committer().enqueue(job, hurried=not unhurried)
+        return await job.wait()
 
     def commit_now(
         self, fn: Callable[[WriteTransaction], T], *, durable: bool = False, lazy: bool = False
     ) -> T:
         """The same for start-up, tools and worker threads: blocks. Never on a running trio thread."""
-        job = _Job(fn, durable, lazy and not durable)
+        job = Job(fn, durable, lazy and not durable)
         job.done = threading.Event()
-        self._enqueue(job)
+        self._open_committer().enqueue(job)
         job.done.wait()
         if job.error is not None:
             raise job.error
@@ -369,229 +295,29 @@ class Database:
     async def settled(self) -> None:
         """The same, in no hurry: it will be so soon anyway. Not cancellable. Raises ``NamespaceError``."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._closed or self._syncer is None:
-            raise NamespaceError("the namespace is closed or was opened read-only")
-        job = _Job(_nothing, True)
-        job.task = trio.lowlevel.current_task()
-        job.token = trio.lowlevel.current_trio_token()
-        self._awaiting.append(job)
-        self._undurable.set()
-        await trio.lowlevel.wait_task_rescheduled(_not_cancellable)
+        if self._closed or self._lazy_sync is None:
+            raise _cannot_change()
+        job = Job(_nothing, True)
+        job.expect()
+        self._lazy_sync.await_next(job)
+        await job.wait()
 
     def serve(self, source: Source) -> None:
         """From now on changes come from there as well. Once, from the trio thread."""
-        self._source = source
-        os.eventfd_write(self._wake, 1)
+        self._open_committer().serve(source)
 
-    def _enqueue(self, job: _Job[Any], *, hurried: bool = True) -> None:
+    def _open_committer(self) -> GroupCommit:
         if self._closed or self._committer is None:
-            raise NamespaceError("the namespace is closed or was opened read-only")
-        self._queue.append(job)
-        if hurried:
-            self._hurry = True
-        # The commit thread looks at the queue again after it has set this.
-        if self._sleeps == _UNTIL_ANY or (hurried and self._sleeps == _UNTIL_HURRIED):
-            os.eventfd_write(self._wake, 1)
-
-    def _commit_loop(self) -> None:
-        waiting: deque[Change[Any]] = deque()
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
-        source: Source | None = None
-        while True:
-            if source is None and self._source is not None:
-                source = self._source
-                poller.register(source.descriptor, select.POLLIN | select.POLLRDHUP)
-            taken = source.take() if source is not None else ()
-            if not (taken or waiting or self._hurry):
-                if self._queue:
-                    self._sleep(poller, _UNTIL_HURRIED, _UNHURRIED_MS)
-                elif self._ends:
-                    return
-                else:
-                    self._sleep(poller, _UNTIL_ANY, -1)
-                    continue
-                taken = source.take() if source is not None else ()
-            self._hurry = False
-            while self._queue and len(waiting) < _GROUP_MAX_JOBS:
-                waiting.append(self._queue.popleft())
-            if self._queue:
-                self._hurry = True
-            # In this order: what the source sent may be about what this process has queued before.
-            waiting.extend(taken)
-            if waiting:
-                self._deliver(self._commit_group(waiting))
-
-    def _sync_loop(self) -> None:
-        """Make durable, a little later, what nobody waits for."""
-        checkpoints = cast(Checkpoints, self._checkpoints)
-        while True:
-            self._undurable.wait()
-            if self._ended.wait(_LAZY_S):
-                return
-            self._undurable.clear()
-            # Who comes while the device works may have committed too late for that.
-            awaiting = [self._awaiting.popleft() for _ in range(len(self._awaiting))]
-            try:
-                checkpoints.take()
-            except NamespaceError as error:  # said in the log; all that comes later is refused
-                for job in awaiting:
-                    job.error = error
-            self._wake_tasks(awaiting)
-
-    def _sleep(self, poller: select.poll, until: int, timeout_ms: int) -> None:
-        """Until somebody has something to commit, or the time is over."""
-        self._sleeps = until
-        if not self._hurry and not self._ends and (until == _UNTIL_HURRIED or not self._queue):
-            for descriptor, events in poller.poll(timeout_ms):
-                if descriptor == self._wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._wake)
-                elif events & ~select.POLLIN:
-                    # The other end is closed: what is left is taken without being woken for it.
-                    poller.unregister(descriptor)
-        self._sleeps = _AWAKE
-
-    def _commit_group(self, waiting: deque[Change[Any]]) -> list[Change[Any]]:
-        """Run changes from the left of ``waiting`` in one transaction; returns those, with their results."""
-        group: list[Change[Any]] = []
-        raw: lmdb.Transaction[bytes] | None = None
-        checkpoints = cast(Checkpoints, self._checkpoints)
-        try:
-            checkpoints.check()
-            raw = self._env.begin(write=True)
-            if len(waiting) == 1:
-                group.append(job := waiting.popleft())
-                if not _run(job, WriteTransaction(raw, self.tables)):
-                    raw.abort()
-                    return group
-            elif not self._run_all(waiting, group, raw):
-                # One has failed in the middle: each gets a transaction of its own now.
-                raw.abort()
-                waiting.extendleft(reversed(group))
-                group.clear()
-                raw = self._env.begin(write=True)
-                self._run_all(waiting, group, raw, nested=True)
-            raw.commit()
-            self.commits += 1
-            if all(job.lazy for job in group):
-                self._undurable.set()
-            else:
-                checkpoints.take()
-        except Exception as error:  # the committer must outlive everything: callers wait for it
-            if raw is not None:
-                with contextlib.suppress(lmdb.Error):
-                    raw.abort()
-            if not group:
-                group.append(waiting.popleft())
-            failure = _commit_failure(error, self.directory)
-            for job in group:
-                job.error = job.error or failure
-        return group
-
-    def _run_all(
-        self,
-        waiting: deque[Change[Any]],
-        group: list[Change[Any]],
-        raw: lmdb.Transaction[bytes],
-        *,
-        nested: bool = False,
-    ) -> bool:
-        """Move changes from ``waiting`` to ``group`` and run them; False: nothing of it may be committed."""
-        until_ns = time.monotonic_ns() + _GROUP_MAX_NS
-        txn = WriteTransaction(raw, self.tables)
-        while waiting and (not group or time.monotonic_ns() < until_ns):
-            group.append(job := waiting.popleft())
-            if job.checks_first and not nested:
-                job.error = None
-                if not _run(job, txn) and not _failed_clean(job):
-                    return False
-                continue
-            child = self._env.begin(write=True, parent=raw)
-            job.error = None
-            if _run(job, WriteTransaction(child, self.tables)):
-                child.commit()
-                txn.forget_frontier()  # it may have made a snapshot
-            else:
-                child.abort()
-        return True
-
-    def _deliver(self, group: list[Change[Any]]) -> None:
-        """Wake or answer whoever waits for these changes; tasks with one message per trio run."""
-        tasks: list[_Job[Any]] = []
-        others: list[Change[Any]] = []
-        for job in group:
-            if not isinstance(job, _Job):
-                others.append(job)
-            elif job.done is not None:
-                job.done.set()
-            else:
-                tasks.append(job)
-        if others and self._source is not None:
-            self._source.finish(others)
-        if tasks:
-            self._wake_tasks(tasks)
-
-    def _wake_tasks(self, tasks: Sequence[_Job[Any]]) -> None:
-        by_token: dict[trio.lowlevel.TrioToken, list[_Job[Any]]] = {}
-        for job in tasks:
-            if job.token is not None:
-                by_token.setdefault(job.token, []).append(job)
-        for token, jobs in by_token.items():
-            # A run that has ended has nobody waiting.
-            with contextlib.suppress(trio.RunFinishedError):
-                token.run_sync_soon(_reschedule, jobs)
+            raise _cannot_change()
+        return self._committer
 
 
-def _run(job: Change[Any], txn: WriteTransaction) -> bool:
-    try:
-        job.result = job.run(txn)
-    except BaseException as error:  # handed to the caller, who waits for exactly this
-        job.error = error
-        return False
-    return True
-
-
-def _failed_clean(job: Change[Any]) -> bool:
-    """The change was refused before anything was written."""
-    error = job.error
-    return isinstance(error, TierfsError) and type(error) not in (DamagedRecord, NamespaceError)
-
-
-def _reschedule(jobs: list[_Job[Any]]) -> None:
-    for job in jobs:
-        if job.task is not None:
-            answer: outcome.Outcome[Any]
-            answer = outcome.Value(job.result) if job.error is None else outcome.Error(job.error)
-            trio.lowlevel.reschedule(job.task, answer)
-
-
-def _not_cancellable(_: object) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.FAILED
+def _cannot_change() -> NamespaceError:
+    return NamespaceError("the namespace is closed or was opened read-only")
 
 
 def _nothing(_: WriteTransaction) -> None:
     return None
-
-
-def _commit_failure(error: Exception, directory: Path) -> NamespaceError:
-    """LMDB reports a write that was cut short by a full disk as EIO: say what it was."""
-    failure = NamespaceError(f"namespace commit failed: {error}")
-    code = getattr(error, "code", 0)
-    if isinstance(error, lmdb.MapFullError) or (code == errno.EIO and _is_full(directory)):
-        failure.errno = errno.ENOSPC
-    elif isinstance(code, int) and code > 0:
-        failure.errno = code
-    failure.__cause__ = error
-    return failure
-
-
-def _is_full(directory: Path) -> bool:
-    try:
-        space = os.statvfs(directory)
-    except OSError:
-        return False
-    return space.f_bavail * space.f_frsize < _FULL_BYTES
 
 
 def _note_clean_close(txn: WriteTransaction) -> None:
