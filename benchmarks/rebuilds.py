@@ -137,7 +137,7 @@ async def _measure(parts: Parts, in_bucket: bool) -> list[str]:
     cloned = str(watch)
     in_store, moved = "", ""
     if in_bucket:
-        assert await parts.publisher.drain()
+        assert await parts.publisher.draining.drain()
         in_store = str(watch)
         copies = counts.by_operation.get("copy", 0) - before[2]
         moved = f"{counts.bytes_read - before[0]}+{counts.bytes_written - before[1]} ({copies} copies)"

@@ -132,7 +132,7 @@ class Run:
 
     async def check(self) -> None:
         with trio.move_on_after(120) as scope:
-            while not await self.engine.parts.publisher.drain():
+            while not await self.engine.parts.publisher.draining.drain():
                 await trio.sleep(0.05)
         if scope.cancelled_caught:
             pytest.fail("does not drain:\n" + "\n".join([*self._left(), *self.told[-60:]]))

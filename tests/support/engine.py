@@ -104,4 +104,4 @@ def objects_in(bucket: Path) -> dict[str, bytes]:
 async def drained(engine: Engine) -> None:
     """Wait until everything is in the bucket, and nothing waits to be deleted."""
     with trio.fail_after(60):
-        assert await engine.parts.publisher.drain()
+        assert await engine.parts.publisher.draining.drain()

@@ -56,7 +56,7 @@ class Held:
             await self.engine.names.lookup(ROOT_INO, b"another")
 
     async def published(self) -> None:
-        assert await self.engine.parts.publisher.drain()
+        assert await self.engine.parts.publisher.draining.drain()
 
 
 @pytest.fixture

@@ -223,9 +223,9 @@ async def test_a_drain_after_an_outage_waits_for_deletions(tmp_path: Path) -> No
         with trio.fail_after(60):
             while not engine.parts.deletions.failing:
                 await trio.sleep(0.01)
-        assert not await engine.parts.publisher.drain()
+        assert not await engine.parts.publisher.draining.drain()
         faults.clear()
-        assert await engine.parts.publisher.drain()
+        assert await engine.parts.publisher.draining.drain()
         assert objects_in(engine.bucket) == {}
 
 
@@ -250,7 +250,7 @@ async def test_a_flush_does_not_wait_for_what_is_written_meanwhile(tmp_path: Pat
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write_on)
             with trio.fail_after(60):
-                assert await publisher.settle(awaited)
+                assert await publisher.draining.settle(awaited)
             nursery.cancel_scope.cancel()
         found = objects_in(engine.bucket)
         assert {f"before-{number}" for number in range(20)} <= found.keys()
@@ -287,7 +287,7 @@ async def test_a_flush_waits_for_the_files_below_a_renamed_directory(tmp_path: P
         await drained(engine)
         await engine.names.rename(ROOT_INO, b"old", ROOT_INO, b"new", 0)
         with trio.fail_after(60):
-            assert await engine.parts.publisher.settle(Awaited(later=False))
+            assert await engine.parts.publisher.draining.settle(Awaited(later=False))
         assert objects_in(engine.bucket) == {f"new/f{number}": b"content" for number in range(5)}
 
 
@@ -298,12 +298,12 @@ async def test_a_flush_says_what_is_open_for_writing(tmp_path: Path) -> None:
         await engine.files.fsync(handle)
         awaited = Awaited(later=False)
         with trio.fail_after(60):
-            assert await engine.parts.publisher.settle(awaited)
-        assert engine.parts.publisher.still_open(awaited) == (1, 5)
+            assert await engine.parts.publisher.draining.settle(awaited)
+        assert engine.parts.publisher.backlog.still_open(awaited) == (1, 5)
         await engine.files.flush(handle)
         await engine.files.release(handle)
         await drained(engine)
-        assert engine.parts.publisher.still_open(awaited) == (0, 0)
+        assert engine.parts.publisher.backlog.still_open(awaited) == (0, 0)
 
 
 async def test_an_upload_that_needs_room_does_not_wait_for_itself(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ async def test_an_upload_that_needs_room_does_not_wait_for_itself(tmp_path: Path
         await engine.files.flush(growing)
         await engine.files.release(growing)
         with trio.fail_after(60):
-            while not await engine.parts.publisher.drain():
+            while not await engine.parts.publisher.draining.drain():
                 await trio.sleep(0.05)
         found = objects_in(engine.bucket)
         assert found["old"] == b"new" * MIB + old[3 * MIB :]
@@ -451,7 +451,7 @@ async def test_an_outage_keeps_the_bytes_and_is_reported(tmp_path: Path) -> None
     async with running_engine(settings_for(tmp_path, store_timeout_s=0.05), wrap=wrap) as engine:
         inode = await engine.write_file("a", b"precious")
         with trio.fail_after(60):
-            assert not await engine.parts.publisher.drain()
+            assert not await engine.parts.publisher.draining.drain()
         assert [failure.path for failure in engine.parts.publisher.failures.values()] == ["a"]
         assert await engine.read_file(inode.ino) == b"precious"
         stores[0].down = False
@@ -549,7 +549,7 @@ async def test_a_file_changed_in_part_keeps_its_bytes_when_its_object_makes_way(
         await engine.files.write(number, 300_000, b"changed")
         await engine.names.rename(ROOT_INO, b"a", ROOT_INO, b"b", 2)
         with trio.move_on_after(1.0):
-            await engine.parts.publisher.drain()
+            await engine.parts.publisher.draining.drain()
         # The writer is still there, and so are all bytes, old and new.
         expected = old[:300_000] + b"changed" + old[300_007:]
         assert await engine.files.read(number, 0, 700_000) == expected
@@ -611,5 +611,5 @@ async def test_an_upload_whose_answer_was_lost_is_no_conflict(tmp_path: Path) ->
 
 async def drained_in_the_end(engine: Engine) -> None:
     with trio.fail_after(60):
-        while not await engine.parts.publisher.drain():
+        while not await engine.parts.publisher.draining.drain():
             await trio.sleep(0.05)

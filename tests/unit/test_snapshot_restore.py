@@ -748,7 +748,7 @@ async def test_a_crash_at_any_request_loses_nothing_and_leaves_nothing_behind(
         await SnapshotHandlers(engine.parts).delete(_named("one"), lambda progress: None)
         await engine.names.unlink(ROOT_INO, b"moved")
         with trio.move_on_after(5):  # fewer requests may do
-            while not stores[0].is_dead and not await engine.parts.publisher.drain():
+            while not stores[0].is_dead and not await engine.parts.publisher.draining.drain():
                 pass
     async with running_engine(settings) as engine:
         await job_has_ended(engine)

@@ -303,7 +303,7 @@ class Commits:
         pause_s = FIRST_PAUSE_S
         pending = progress.pending
         while pending.save_id in self._under_way:
-            event = self._publisher.progress
+            event = self._publisher.draining.progress
             try:
                 ready = self._look(progress)
                 if ready is not None:
@@ -345,7 +345,7 @@ class Commits:
             if not progress.is_hurried:
                 progress.is_hurried = True
                 for wanted in pending.files:
-                    self._publisher.note_now(inode_of(txn, pending.ino, wanted))
+                    self._publisher.schedule.note_now(inode_of(txn, pending.ino, wanted))
             if not whole and not self._advance(txn, progress, path):
                 return None
             ready = [ready_file(txn, pending.ino, path, wanted) for wanted in pending.files]

@@ -120,7 +120,7 @@ class Attributes:
             raise
         if content is not None:
             content.mtime_ns, content.ctime_ns = inode.mtime_ns, inode.ctime_ns
-        self._services.publisher.note(ino)
+        self._services.publisher.schedule.note(ino)
         return self._services.view_now(inode)
 
     def _note_mtime(self, ino: int, mtime_ns: int) -> None:

@@ -2,7 +2,7 @@
 
 CREATE, UNLINK and RENAME are one change each, RELEASE is none. On their way through pyfuse3 and trio they
 would wake up two threads more than need be, and cost several times what the change itself costs. So the
-commit thread reads them from a socket of their own (``namespace.change.Source``), all that have arrived share a
+commit thread reads them from a socket of their own (``change.Source``), all that have arrived share a
 transaction, and one packet has their answers. What has to wait for something (a directory that moves, a
 request that an earlier engine has done already) goes on to ``extra`` instead.
 
@@ -170,7 +170,7 @@ class _Create(_Request):
             content.passed_file = self.spare.identity
             services.contents.passthrough.count_passed(content, writes=True)
         services.handles.put_file(self.handle, handle)
-        services.publisher.note(inode.ino)
+        services.publisher.schedule.note(inode.ino)
 
 
 class _Unlink(_Request):
@@ -181,7 +181,7 @@ class _Unlink(_Request):
         return tree.unlink(txn, self.parent, self.name, now_ns=self.now_ns)
 
     def settled(self, names: Names) -> None:
-        self.direct.services.publisher.note(self.parent)
+        self.direct.services.publisher.schedule.note(self.parent)
         self.direct.name_removed(cast(Inode, self.result))
 
 

@@ -365,7 +365,7 @@ class Files:
             self._contents.passthrough.end_passing(content)
             if content.kept_for_readers is not None:
                 content.kept_for_readers = None
-                self._services.publisher.note(content.ino)
+                self._services.publisher.schedule.note(content.ino)
         content.writers -= handle.can_write
         self._closed.append((content, handle.can_write))
 
@@ -391,7 +391,7 @@ class Files:
                     closed = [(content, wrote) for content, wrote in closed if not content.unsaved]
                 for content, wrote in closed:
                     if wrote and content.local and not content.unlinked:
-                        self._services.publisher.note(content.ino)
+                        self._services.publisher.schedule.note(content.ino)
                         if not content.writers:
                             self._services.background_sync.note(content.ino)
                     try:

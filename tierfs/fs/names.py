@@ -87,7 +87,7 @@ class Names:
             )
 
         inode = await repeats.commit(self._db, make)
-        self._services.publisher.note(inode.ino)
+        self._services.publisher.schedule.note(inode.ino)
         return inode
 
     async def create_unnamed(self, parent: int, mode: int, caller: Caller) -> Inode:
@@ -122,7 +122,7 @@ class Names:
         content = self._services.contents.peek(ino)
         if content is not None:
             content.unlinked = content.linkable = False
-        self._services.publisher.note(ino)
+        self._services.publisher.schedule.note(ino)
         return self._services.view_now(inode)
 
     async def unlink(self, parent: int, name: bytes) -> None:
@@ -130,7 +130,7 @@ class Names:
         self.check_writable(parent, name)
         now_ns = self._services.now_ns()
         inode = await repeats.commit(self._db, lambda txn: tree.unlink(txn, parent, name, now_ns=now_ns))
-        self._services.publisher.note(parent)
+        self._services.publisher.schedule.note(parent)
         await self._name_removed(inode)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
@@ -143,7 +143,7 @@ class Names:
         now_ns = self._services.now_ns()
         inode = await repeats.commit(self._db, lambda txn: tree.rmdir(txn, parent, name, now_ns=now_ns))
         self._services.orphans.add(inode.ino)
-        self._services.publisher.note(parent)
+        self._services.publisher.schedule.note(parent)
         self._services.publisher.note_deletion()
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
@@ -174,7 +174,7 @@ class Names:
     def note_renamed(self, result: RenameResult, parent: int) -> None:
         """After the commit."""
         for ino in (*result.moved, parent):
-            self._services.publisher.note(ino)
+            self._services.publisher.schedule.note(ino)
         if result.replaced is not None:
             for ino in result.moved:
                 self._services.background_sync.hurry(ino)
@@ -205,7 +205,7 @@ class Names:
         """After the commit. True: ``contents.drop_unlinked`` is still to be called."""
         self._services.publisher.note_deletion()
         if inode.nlink > 0 and not inode.is_dir:
-            self._services.publisher.note(inode.ino)
+            self._services.publisher.schedule.note(inode.ino)
             return False
         self._services.orphans.add(inode.ino)
         # A native front has files open that are not open here: their bytes go when the kernel forgets them.

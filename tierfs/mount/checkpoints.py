@@ -69,7 +69,7 @@ class CheckpointHandlers:
             report(p.Progress(phase="upload", done_bytes=done_bytes, total_bytes=awaited.found_bytes))
 
         while commits.is_pending(pending.save_id):
-            await publisher.settle(awaited, progress)
+            await publisher.draining.settle(awaited, progress)
             if commits.is_pending(pending.save_id):
                 await commits.wait_for_change()
 

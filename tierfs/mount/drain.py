@@ -16,7 +16,7 @@ from tierfs.errors import ConfigError
 from tierfs.mount.parts import Parts, open_parts
 from tierfs.mount.recovery import recover
 from tierfs.writeback.backlog import Totals
-from tierfs.writeback.publisher import Failure
+from tierfs.writeback.backlog import Failure
 
 OnProgress = Callable[[int, int, int, int], None]
 """``(files before, bytes before, files left, bytes left)``"""
@@ -52,7 +52,7 @@ async def _drain(settings: Settings, timeout_s: float | None, on_progress: OnPro
         parts = await open_parts(settings, stack)
         await recover(parts)
         parts.nobody_reads()
-        before = parts.publisher.totals()
+        before = parts.publisher.backlog.totals()
 
         def progress(files: int, size_bytes: int) -> None:
             on_progress(before.files, before.bytes, files, size_bytes)
@@ -63,7 +63,7 @@ async def _drain(settings: Settings, timeout_s: float | None, on_progress: OnPro
             nursery.start_soon(parts.rebuilder.run)
             with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
                 await parts.rebuilder.finish()
-                await parts.publisher.drain(progress)
+                await parts.publisher.draining.drain(progress)
                 await parts.commits.finish()
             # What is on its way cannot be waited for any longer.
             parts.store.stop_retrying()
@@ -81,7 +81,7 @@ def _unwritten(parts: Parts) -> list[Failure]:
 
 
 def _result(parts: Parts, before: Totals) -> Drained:
-    left = parts.publisher.totals()
+    left = parts.publisher.backlog.totals()
     return Drained(
         files=before.files,
         bytes=before.bytes,

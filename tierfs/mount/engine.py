@@ -236,7 +236,7 @@ class Engine:
                 content.writers = 0
         parts.nobody_reads()
         with trio.move_on_after(self.grace_s) as self._last_drain:
-            await parts.publisher.drain(self._tell_systemd)
+            await parts.publisher.draining.drain(self._tell_systemd)
             for ino in written:
                 # Whoever has it open writes on after this process: so it stays dirty, for the next mount.
                 with contextlib.suppress(TierfsError):
@@ -247,7 +247,7 @@ class Engine:
                 await parts.replicator.settle()
             parts.replicator.stop_retrying()
         parts.store.stop_retrying()
-        left = parts.publisher.totals()
+        left = parts.publisher.backlog.totals()
         if left.files:
             log.warning(
                 "stopped before everything was in the store; the rest is kept for the next mount",

@@ -49,7 +49,7 @@ def register(parts: Parts) -> None:
         with parts.db.read() as txn:
             return publish.doomed_count(txn)
 
-    backlog = _Recent(parts.publisher.totals)
+    backlog = _Recent(parts.publisher.backlog.totals)
 
     def oldest_s() -> float:
         oldest_ns = backlog.value().oldest_ns

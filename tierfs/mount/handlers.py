@@ -136,7 +136,7 @@ class Handlers:
         return status
 
     def _backlog(self) -> p.Backlog:
-        waiting = self._parts.publisher.totals()
+        waiting = self._parts.publisher.backlog.totals()
         with self._parts.db.read() as txn:
             deletes = publish.doomed_count(txn)
         oldest_s = (time.time_ns() - waiting.oldest_ns) / 1e9 if waiting.oldest_ns else 0.0
@@ -185,7 +185,7 @@ class Handlers:
         publisher = self._parts.publisher
         awaited = Awaited(below=request.path, later=False)
         is_complete = await self._settle(awaited, request.timeout_s, report)
-        open_files, open_bytes = publisher.still_open(awaited)
+        open_files, open_bytes = publisher.backlog.still_open(awaited)
         remaining_files = awaited.left_files + open_files
         return p.FlushReply(
             flushed_files=awaited.found_files - awaited.left_files,
@@ -199,7 +199,7 @@ class Handlers:
 
     async def drain(self, request: p.DrainRequest, report: Report) -> p.DrainReply:
         await self._settle(Awaited(), request.timeout_s, report)
-        left = self._parts.publisher.totals()
+        left = self._parts.publisher.backlog.totals()
         return p.DrainReply(
             remaining_files=left.files,
             remaining_bytes=left.bytes,
@@ -221,11 +221,11 @@ class Handlers:
             )
 
         with trio.move_on_after(timeout_s if timeout_s is not None else float("inf")):
-            return await self._parts.publisher.settle(awaited, progress)
+            return await self._parts.publisher.draining.settle(awaited, progress)
         return False
 
     async def unmount(self, request: p.UnmountRequest, report: Report) -> p.UnmountReply:
-        left = self._parts.publisher.totals()
+        left = self._parts.publisher.backlog.totals()
         if request.mode == "force":
             self._engine.stop(request.grace_s)
         else:

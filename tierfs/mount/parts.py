@@ -121,7 +121,7 @@ class Parts:
         nursery.start_soon(self.commits.run)
         if not self.settings.read_only:
             nursery.start_soon(self.background_sync.run)
-            for ino in self.publisher.backlog()[0]:
+            for ino in self.publisher.backlog.inodes()[0]:
                 self.background_sync.note(ino)  # an earlier run may not have come to it
         nursery.start_soon(self.readahead.run)
         if not self.settings.read_only:
@@ -219,10 +219,10 @@ async def open_parts(
     )
     writer.on_loan_ended = preserver.note_deleted
     publisher = Publisher(db, contents, writer, parking, deletions, inodes, settings, now_ns)
-    deletions.on_progress = publisher.note_progress
-    deletions.on_needed = parking.on_parked = publisher.note_now
+    deletions.on_progress = publisher.draining.note_progress
+    deletions.on_needed = parking.on_parked = publisher.schedule.note_now
     preserver.on_doomed = publisher.note_deletion
-    cache.set_drain(publisher.make_room)
+    cache.set_drain(publisher.draining.make_room)
     commits = Commits(
         db,
         ManifestWriter(store, cache, prefix),
@@ -236,7 +236,7 @@ async def open_parts(
     publisher.holds = commits.is_held
     readahead = ReadAheadTable(cache, settings, following=following_in(db), metrics=metrics)
     handles, interrupts = HandleTable(), InterruptWatch()
-    background_sync = BackgroundSync(db, cache, contents, publisher.is_burst)
+    background_sync = BackgroundSync(db, cache, contents, publisher.schedule.is_burst)
     services = Services(
         settings=settings,
         db=db,
@@ -255,7 +255,7 @@ async def open_parts(
         store_space=_space_of(settings),
     )
     rebuilder = Rebuilder(db, publisher, contents, remote, kernel, settings, now_ns)
-    publisher.announces = rebuilder.is_announcing
+    publisher.draining.announces = rebuilder.is_announcing
     contents.local_copies.settle_loan = partial(settle_loan, db, publisher, now_ns)
     deletions.is_read, parking.is_read = services.is_read, services.is_read_from_store
     remote.keep = services.keep_orphan
@@ -313,7 +313,7 @@ async def _open_replicator(
         time.time_ns,
         part_size_bytes=settings.part_size_bytes,
     )
-    publisher.on_changed = replicator.note
+    publisher.schedule.on_changed = replicator.note
     publisher.on_deletion = replicator.note_deletion
     return replicator
 

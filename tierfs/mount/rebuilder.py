@@ -232,7 +232,7 @@ class Rebuilder:
                 jobs.announce, job=running.job, after=after, limit=ANNOUNCED, now_ns=self._now_ns()
             )
             announced = await self._db.commit(announce)
-            self._publisher.note_many(announced.dirty)
+            self._publisher.schedule.note_many(announced.dirty)
             after = announced.after
 
     async def _steps(self, running: Running, frames: Sequence[Frame]) -> None:
@@ -261,7 +261,7 @@ class Rebuilder:
             self._kernel.inode_changed(ino, attributes_only=True)
         for ino in step.touched:
             self._retell(ino)
-        self._publisher.note_many(step.dirty)
+        self._publisher.schedule.note_many(step.dirty)
         if step.removed or step.replaced:
             self._publisher.note_deletion()
         await self._remote.settle(step.invalidations)

@@ -54,7 +54,7 @@ async def recover(
             await staging.discard()
     if not parts.settings.read_only:
         await trio.to_thread.run_sync(parts.unfinished.abort_all)
-    left = parts.publisher.totals()
+    left = parts.publisher.backlog.totals()
     if left.files:
         log.info("resuming what is not in the store yet", files=left.files, bytes=left.bytes)
     return {"files": left.files, "bytes": left.bytes}
@@ -144,7 +144,7 @@ async def _reap_orphans(parts: Parts, open_inos: set[int]) -> set[ContentId]:
 async def _reconcile_sizes(parts: Parts, staged: dict[ContentId, DirtyContent]) -> set[ContentId]:
     """Bring inode records in line with the staging files; returns the contents that have a name."""
     named: set[ContentId] = set()
-    inos, _ = parts.publisher.backlog()
+    inos, _ = parts.publisher.backlog.inodes()
     for start in range(0, len(inos), BATCH):
         changed: list[Inode] = []
         with parts.db.read() as txn:

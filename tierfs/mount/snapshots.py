@@ -60,7 +60,7 @@ class SnapshotHandlers:
                     durable=True,
                 )
                 elapsed_s = time.perf_counter() - started
-                not_in_store = len(set(parts.publisher.backlog(request.path)[0]) - stored)
+                not_in_store = len(set(parts.publisher.backlog.inodes(request.path)[0]) - stored)
         if scope.cancelled_caught:
             raise StoreError(
                 f"no snapshot was made: after {deadline_s:g} s not everything was in the store yet"
@@ -140,8 +140,8 @@ class SnapshotHandlers:
                 with suppress(StoreError):  # it keeps changing: the snapshot has what was there before
                     await parts.publisher.publish_now(content.ino)
                     stored.add(content.ino)
-        if not await parts.publisher.drain(progress, below=path):
-            left, _ = parts.publisher.backlog(path)
+        if not await parts.publisher.draining.drain(progress, below=path):
+            left, _ = parts.publisher.backlog.inodes(path)
             left = [ino for ino in left if ino in parts.publisher.failures]
             if not left:
                 return stored  # what is left waits to be deleted, which no snapshot minds

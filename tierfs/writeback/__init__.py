@@ -3,9 +3,10 @@
 Owns
     ``content.FileContent``, one per inode that is open or being published: the only place that knows
     whether the bytes of an inode are clean (an ``ObjectRef`` in the cache) or local (a ``Staging``).
-    ``content_table.ContentTable`` has those in use. A clean one becomes local in ``local_copy``, is changed in
-    ``changes``, or by the kernel itself (``passthrough``); ``size_and_times`` records what came of it.
-    ``publisher.Publisher``, which makes the bucket hold what the namespace says it should.
+    ``content_table.ContentTable`` has those in use. A clean one becomes local in ``local_copy``, is changed
+    in ``changes``, or by the kernel itself (``passthrough``); ``size_and_times`` records what came of it.
+    ``publisher.Publisher``, which makes the bucket hold what the namespace says it should: when it does
+    that is decided in ``schedule``, and ``draining`` is for those who wait until all is done.
 
 Who may call
     The trio thread only. Store calls and file reads go to worker threads from here.

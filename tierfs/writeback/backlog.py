@@ -1,4 +1,4 @@
-"""What is not in the store yet: how much that is, and what somebody waits for.
+"""What is not in the store yet: how much that is, why, and what somebody waits for.
 
 Trio thread only. A dirty row costs 3 us to look at, and there may be a million: what happens often (a scrape,
 a look at what a flush still waits for) must not walk them all without letting other tasks run.
@@ -29,6 +29,15 @@ class Totals:
     files: int
     bytes: int
     oldest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an inode is not in the store yet, and how often that was tried."""
+
+    path: str
+    message: str
+    attempts: int
 
 
 @dataclass(slots=True, eq=False)

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from tierfs.errors import TierfsError
+
+published_here: ContextVar[int | None] = ContextVar("published_here", default=None)
+"""The inode that this task publishes."""
 
 
 class NotYet(TierfsError):

@@ -3,14 +3,14 @@
 Owns the step from *clean* to *local* of a ``FileContent``, under its ``lock``: the staging file is made or
 converted from the clean copy (durably, with where its absent blocks come from), then one commit gives the
 inode the new content id and a dirty row, then the content says so. A crash in between leaves a staging file
-that the namespace does not refer to, and that the next start discards. The way back is ``Staging.seal``, see ``objects``.
+that the namespace does not refer to, and that the next start discards. The way back is in ``objects``.
 
 Bytes on loan (``namespace.loans``) are not written over: whoever moves the lender's object knows of no
 staging file that would still read from it. So the loan is settled first, or everything is fetched.
 
 Trio thread only. No await between the return of that commit and the assignment of ``staging``,
-``content_id``, ``local`` and ``ref``: given up there, the namespace would speak of a staging file of which the
-content does not know.
+``content_id``, ``local`` and ``ref``: given up there, the namespace would speak of a staging file of which
+the content does not know.
 
 Raises what ``Cache.convert``, ``Cache.create_staging``, ``Staging.fill`` and ``Database.commit`` raise;
 then the content is as it was.
