@@ -25,6 +25,7 @@ from tests.support.tiers import (
     settled,
 )
 from tierfs.cache import device, holes, ranges
+from tierfs.cache.sealing import seal
 from tierfs.cache.staging import Staging
 from tierfs.errors import NotSupported, StaleContent, TierFull
 from tierfs.types import ObjectRef, new_content_id
@@ -294,7 +295,7 @@ async def test_space_that_was_never_used_is_given_back_with_the_upload(tmp_path,
         body = bytes(BLOCK) + b"x" * BLOCK + bytes(8 * MIB - 2 * BLOCK)
         info = store.set("k", body)
         ref = ObjectRef(staging.content_id, "k", info.etag, info.size_bytes)
-        assert await staging.seal(ref)
+        assert await seal(staging, ref)
         assert os.stat(object_file(tmp_path / "n", ref.content_id)).st_blocks * 512 < MIB
         assert cache.tiers[0].ledger.data_bytes < MIB
         assert await cache.read(ref, 0, len(body)) == body

@@ -32,6 +32,7 @@ from tests.support.tiers import (
 )
 from tierfs.cache import area, device, sidecar
 from tierfs.cache.sidecar import Sidecar
+from tierfs.cache.sealing import seal
 from tierfs.cache.staging import Staging
 from tierfs.errors import AlreadyExists, InvalidArgument, ObjectTooLarge, StaleContent, TierFailed, TierFull
 from tierfs.types import ContentId, ObjectRef, new_content_id
@@ -140,7 +141,7 @@ async def test_a_converted_content_against_a_model(tmp_path, store, cached, size
         store.remove("k")
         assert await content(staging) == model
         new = ref_to(staging, store, "new", bytes(model))
-        assert await staging.seal(new)
+        assert await seal(staging, new)
         assert await cache.read(new, 0, len(model) + 1) == model
         assert cache.resident_bytes(new) == ({"nvme": len(model)} if model else {})
         assert cache.dirty_contents() == []
@@ -162,7 +163,7 @@ async def test_converting_reuses_the_local_file(tmp_path, store):
         assert await content(staging) == body[: EXTENT + 10] + b"changed" + body[EXTENT + 17 :]
         assert list(staging.unchanged_ranges()) == [(0, EXTENT), (EXTENT + BLOCK, 2 * EXTENT - BLOCK)]
         new = ref_to(staging, store, "k", await content(staging))
-        assert await staging.seal(new)
+        assert await seal(staging, new)
         assert object_file(tmp_path / "n", new.content_id).stat().st_ino == inode
         assert store.ranges == []
         (tier,) = cache.status()
@@ -184,7 +185,7 @@ async def test_a_large_converted_file_fetches_only_what_is_touched(tmp_path, sto
         model[20 * MIB + 5] = ord("x")
         model[30 * MIB : 30 * MIB + 2 * BLOCK] = b"y" * (2 * BLOCK)
         new = ref_to(staging, store, "k", bytes(model))
-        assert await staging.seal(new)
+        assert await seal(staging, new)
         assert cache.resident_bytes(new)["nvme"] == 3 * BLOCK
         assert await cache.read(new, 0, len(model)) == model
         assert not any(key != "k" for key, _, _ in store.ranges)
@@ -295,7 +296,7 @@ async def test_sparse_files_cost_what_is_in_them(tmp_path, store):
         (tier,) = cache.status()
         assert tier.used_bytes == tier.dirty_bytes == staging.allocated_bytes
         ref = ObjectRef(staging.content_id, "k", "etag", size)
-        assert await staging.seal(ref)
+        assert await seal(staging, ref)
         (tier,) = cache.status()
         assert tier.dirty_bytes == 0
         assert tier.used_bytes <= 3 * BLOCK
@@ -590,7 +591,7 @@ async def test_full_of_dirty_data_means_wait_for_the_drain_then_enospc(tmp_path,
             calls += 1
             if first.is_closed:
                 return False
-            return await first.seal(ref_to(first, store, "first", b"1" * (7 * MIB)))
+            return await seal(first, ref_to(first, store, "first", b"1" * (7 * MIB)))
 
         cache.set_drain(drain)
         await second.write(0, b"2" * (2 * MIB))
@@ -615,7 +616,7 @@ async def test_near_the_dirty_limit_writers_wait_for_the_drain(tmp_path, store):
         async def drain() -> bool:
             if first.is_closed:
                 return False
-            drained.append(await first.seal(ref_to(first, store, "first", b"1" * (5 * MIB))))
+            drained.append(await seal(first, ref_to(first, store, "first", b"1" * (5 * MIB))))
             return True
 
         cache.set_drain(drain)
@@ -719,7 +720,7 @@ async def test_a_sealed_content_is_an_ordinary_clean_one(tmp_path, store):
         staging = await cache.create_staging(new_content_id())
         await staging.write(0, body)
         ref = ref_to(staging, store, "k", body)
-        assert await staging.seal(ref)
+        assert await seal(staging, ref)
         assert staging.is_closed
         assert cache.is_complete(ref.content_id)
         assert cache.read_nowait(ref, 100, 1000) == body[100:1100]
@@ -747,10 +748,10 @@ async def test_a_content_written_during_the_seal_stays_dirty(tmp_path, store):
         ref = ref_to(staging, store, "k", body)
         results = []
 
-        async def seal() -> None:
-            results.append(await staging.seal(ref))
+        async def seal_now() -> None:
+            results.append(await seal(staging, ref))
 
-        nursery.start_soon(seal)
+        nursery.start_soon(seal_now)
         await trio.sleep(0.002)
         await write(staging, 3, b"changed")
         with trio.fail_after(60):
@@ -768,15 +769,15 @@ async def test_what_cannot_be_sealed(tmp_path, store):
         staging = await cache.create_staging(new_content_id())
         await staging.write(0, b"12345")
         with pytest.raises(InvalidArgument):
-            await staging.seal(ObjectRef(new_content_id(), "k", "etag", 5))
-        assert not await staging.seal(ObjectRef(staging.content_id, "k", "etag", 6))
+            await seal(staging, ObjectRef(new_content_id(), "k", "etag", 5))
+        assert not await seal(staging, ObjectRef(staging.content_id, "k", "etag", 6))
         assert await content(staging) == b"12345"
 
 
 async def test_an_empty_content_leaves_nothing_behind(tmp_path, store):
     async with opened_cache(store, one_tier(tmp_path)) as cache:
         staging = await cache.create_staging(new_content_id())
-        assert await staging.seal(ref_to(staging, store, "k", b""))
+        assert await seal(staging, ref_to(staging, store, "k", b""))
         assert cache.dirty_contents() == []
     assert device_bytes(tmp_path / "n") == 0
 
@@ -841,7 +842,7 @@ async def test_without_a_tier_that_survives_a_reboot(tmp_path, store, with_ram):
         assert (tmp_path / "staging" / "dirty" / staging.content_id.hex()).exists()
         assert [tier.name for tier in cache.status()] == (["ram", "staging"] if with_ram else ["staging"])
         ref = ref_to(staging, store, "k", body)
-        assert await staging.seal(ref)
+        assert await seal(staging, ref)
         # Kept where there is a tier to keep it in; in any case not in the staging area.
         assert cache.resident_bytes(ref) == ({"ram": 3 * MIB} if with_ram else {})
         assert device_bytes(tmp_path / "staging") == 0
@@ -850,7 +851,7 @@ async def test_without_a_tier_that_survives_a_reboot(tmp_path, store, with_ram):
         await changed.write(1, b"x")
         assert await content(changed) == body[:1] + b"x" + body[2:]
         new = ref_to(changed, store, "k", body[:1] + b"x" + body[2:])
-        assert await changed.seal(new)
+        assert await seal(changed, new)
         assert await cache.read(new, 0, 3) == body[:1] + b"x" + body[2:3]
 
 

@@ -11,7 +11,9 @@ Modules, from the bottom
     ``ledger eviction presence fill tier upkeep``   one tier: capacity, making room, what is there, filling,
                                                     reading and changing, background work
     ``fetch placement reading``                     single flight to the store; which tier; one read
-    ``sidecar overlay dirty sealing staging area``  contents that are written: protocol, room, recovery
+    ``sidecar overlay dirty staging``               contents that are written: protocol, room
+    ``ranges direct_writes sealing area``           built on that: holes and copies, writes that pass by, the
+                                                    way to a clean content, recovery
     ``opening residency``                           composition, and the facade
 
 Threads

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
-from tierfs.cache import device
+from tierfs.cache import device, direct_writes
 from tierfs.cache.dirty import BaseReader, DirtyFiles, Drain, Entry, create_file
 from tierfs.cache.sidecar import BadSidecar, Sidecar
 from tierfs.cache.spares import Spare, Spares
@@ -119,7 +119,7 @@ class StagingArea:
         staging = self._opened(content_id)
         try:
             if staging is not None:
-                staging.set_mtime(mtime_ns)
+                direct_writes.set_mtime(staging, mtime_ns)
             else:
                 os.utime(self.dirty.file_or_path(content_id), ns=(mtime_ns, mtime_ns))
         except OSError:
@@ -159,7 +159,7 @@ class StagingArea:
         self._refuse_known(content_id)
         self.dirty.entries[content_id] = Entry(0, 0, None, named=self.spares.is_named(spare))
         staging = self._open[content_id] = Staging(self.dirty, content_id, 0)
-        staging.note_direct_writes(mtime_ns)
+        direct_writes.note_begun(staging, mtime_ns)
         self.spares.look()
         return staging
 

@@ -1,7 +1,21 @@
-"""Turning a dirty file into clean content: checksums and holes. Worker threads, except ``summed``.
+"""Sealing: the store has the bytes of a staging file, which becomes an ordinary clean copy as it is.
 
-Reads the file in pieces of one extent; a few threads at a time (``DirtyFiles.call_sealer``), so that sealing
-a large checkpoint leaves room for others.
+The steps, after the namespace has recorded the object (``staging`` has those before):
+
+1. Checksums are computed beside ongoing reads; a write in between cancels the whole.
+2. What readers of the object have fetched into the tier meanwhile is forgotten, and nobody uses that file
+   any more (``Tier.surrender``): it is about to be replaced.
+3. ``dirty/<hex>`` becomes ``objects/ab/<hex>``, and the sidecar is removed. *kill -9 or power cut
+   here*: a file without records, which the next sweep removes; the bytes are in the store. (Between the
+   two: a sidecar alone, that is the base; the namespace does not refer to it, and discards it.)
+4. The records go into the index with the next commit.
+
+``seal`` and ``summed`` are for the trio thread, all else here for worker threads. From step 2 on nobody else
+changes the file (``Staging.locked``), and step 3 cannot be cancelled. Files are read in pieces of one extent,
+a few threads at a time (``DirtyFiles.call_sealer``), so that sealing a large checkpoint leaves room for
+others.
+
+Raises ``TierFailed``; then the content is still dirty.
 """
 
 from __future__ import annotations
@@ -9,16 +23,94 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
+
+import trio
 
 from tierfs.cache import blocks, device, record
 from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
 from tierfs.cache.dirty import DirtyFiles
+from tierfs.cache.index import IndexWriteFailed
+from tierfs.cache.overlay import Overlay
 from tierfs.cache.record import Extent
-from tierfs.types import BLOCK_SIZE_BYTES, ContentId
+from tierfs.cache.staging import Staging
+from tierfs.errors import InvalidArgument, TierFailed
+from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 _DENSE_EXTENTS = 16384
 _USUAL_SLACK_BYTES = 64 * 1024
 """The last block of a file, and what a file system keeps about it."""
+
+
+async def seal(staging: Staging, ref: ObjectRef, *, on_clean: Callable[[], None] | None = None) -> bool:
+    """The object ``ref`` (same content id) now holds these bytes: they become an ordinary clean content.
+
+    Call it after the namespace has recorded the object: from here on the local copy may be evicted.
+    False, and nothing has changed, if the content was written while checksums were computed, or is
+    not of that size. After True ``staging`` is closed: read through ``Cache.read(ref)``, write through
+    ``Cache.convert(ref)``. Raises ``TierFailed``; then it is still open, and dirty.
+
+    ``on_clean`` is called just before the file goes away from here: until then reads may come from
+    ``staging`` (they cost no request), from then on they have to come from the cache.
+    """
+    if ref.content_id != staging.content_id:
+        raise InvalidArgument(f"object {ref.key} is not the content {staging.content_id.hex()}")
+    staging.check_open()
+    generation, overlay, tier = staging.generation, staging.overlay, staging.dirty.tier
+    if ref.size_bytes != staging.size_bytes:
+        return False
+    keep = tier.keeps_clean and ref.size_bytes > 0
+    extents: dict[int, Extent] = {}
+    if keep:
+        extents = await summed(staging.dirty, staging.content_id, ref.size_bytes, partial(_absent, overlay))
+    async with staging.locked():
+        if generation != staging.generation:
+            return False
+        if keep:
+            await tier.surrender(ref.content_id)
+        with trio.CancelScope(shield=True):
+            if keep:
+                try:
+                    await _move_to_tier(staging, ref, extents, on_clean)
+                finally:
+                    tier.end_removal(ref.content_id)
+            else:
+                if on_clean is not None:
+                    on_clean()
+                if overlay is None and ref.size_bytes:
+                    await staging.dirty.reader.keep_sealed(ref, staging.dirty.path_of(staging.content_id))
+                await staging.dirty.remove(staging.content_id)
+        staging.retire()
+    return True
+
+
+def _absent(overlay: Overlay | None, extent_no: int, mask: int) -> int:
+    return 0 if overlay is None else overlay.absent(extent_no, mask)
+
+
+async def _move_to_tier(staging: Staging, ref: ObjectRef, extents: dict[int, Extent],
+                        on_clean: Callable[[], None] | None) -> None:
+    """Under the lock, after ``surrender``."""
+    dirty, tier = staging.dirty, staging.dirty.tier
+    if tier.index.committed_has(ref.content_id):
+        # Else a crash would leave records of blocks that this file may not have.
+        try:
+            await tier.commit()
+        except IndexWriteFailed as error:
+            raise TierFailed(f"the index of tier {tier.name} cannot be written: {error}") from error
+    if on_clean is not None:
+        on_clean()
+    if tier.place_of(ref.content_id) is not None:
+        # Fetched meanwhile, all of it, and packed with others.
+        await dirty.remove(staging.content_id)
+        return
+    source = dirty.path_of(staging.content_id)
+    stale = [dirty.files.detach(staging.content_id), tier.files.detach(ref.content_id)]
+    sidecar = dirty.sidecar_path(staging.content_id) if staging.overlay is not None else None
+    target = device.object_path(tier.root, ref.content_id)
+    await dirty.call(move, source, target, sidecar, [fd for fd in stale if fd is not None])
+    dirty.drop(staging.content_id)
+    tier.adopt(ref, extents)
 
 
 async def summed(dirty: DirtyFiles, content_id: ContentId, size_bytes: int,

@@ -5,6 +5,8 @@ else goes to worker threads. ``_lock`` is held by whatever changes the file and 
 (slow writes, truncate, the writing part of ``fill``); ``write_nowait`` steps back while it is held. Reads
 take no lock: they look again at which blocks are local after they waited.
 
+Writes that do not pass here are told by ``direct_writes``; ``sealing`` turns the content clean.
+
 What is on disk, step by step (``dirty`` explains the names):
 
 new file
@@ -34,15 +36,6 @@ converted file (a clean content that is to be changed)
     6. ``truncate`` below the limit: the file is cut, then the limit is lowered durably, before anything is
        written again. *kill -9* in between: a limit behind the end of the file is lowered at the next start.
 
-seal (the store has the bytes, and the namespace has recorded that)
-    1. Checksums are computed beside ongoing reads; a write in between cancels the whole.
-    2. What readers of the object have fetched into the tier meanwhile is forgotten, and nobody uses that file
-       any more (``Tier.surrender``): it is about to be replaced.
-    3. ``dirty/<hex>`` becomes ``objects/ab/<hex>``, and the sidecar is removed. *kill -9 or power cut
-       here*: a file without records, which the next sweep removes; the bytes are in the store. (Between the
-       two: a sidecar alone, that is the base; the namespace does not refer to it, and discards it.)
-    4. The records go into the index with the next commit.
-
 discard
     The data file is unlinked, then the sidecar. *kill -9 in between*: the content is its base again; the
     namespace does not refer to it, and discards it anew at the next start.
@@ -57,22 +50,19 @@ from typing import TypeVar
 
 import trio
 
-from tierfs.cache import blocks, device, sealing
+from tierfs.cache import blocks, device
 from tierfs.cache.blocks import EXTENT_BLOCKS
 from tierfs.cache.dirty import DirtyFiles
 from tierfs.cache.health import is_no_space
-from tierfs.cache.index import IndexWriteFailed
 from tierfs.cache.overlay import Overlay
-from tierfs.cache.record import Extent
 from tierfs.cache.sidecar import Sidecar
-from tierfs.errors import InvalidArgument, TierFailed
+from tierfs.errors import TierFailed
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef
 
 T = TypeVar("T")
 
 NOWAIT_BYTES = 128 * 1024
 """The largest write that is done on the trio thread."""
-_TICK_NS = 10_000_000
 _EVERY_BLOCK = (1 << EXTENT_BLOCKS) - 1
 
 
@@ -90,10 +80,10 @@ class Staging:
         self._generation = 0
         self._lock = trio.Lock()
         self._closed = False
-        self._is_direct = False
-        """Others may write into the file, or have written, without passing here."""
-        self._seen: tuple[int, int] | None = None
-        """Size and mtime of the file when it was last looked at for direct writes."""
+        self.is_direct = False
+        """Others may write into the file, or have written, without passing here: see ``direct_writes``."""
+        self.seen: tuple[int, int] | None = None
+        """Size and mtime of the file when it was last looked at for such writes."""
         self._overlay = None if sidecar is None else Overlay(sidecar)
 
     @property
@@ -126,6 +116,19 @@ class Staging:
         self._generation += 1
         self._dirty.note_written(self.content_id)
 
+    def note_rewritten(self, size_bytes: int, allocated_bytes: int) -> None:
+        """Others have changed the file, of that size now, and it may be anywhere. See ``direct_writes``."""
+        self._changed()
+        self._size_bytes = size_bytes
+        if self._overlay is not None:
+            self._about_to_change(self._overlay, 0, size_bytes)
+            self._overlay.mark_present(0, size_bytes)
+        self._dirty.set_allocated(self.content_id, allocated_bytes)
+
+    def doubt(self) -> None:
+        """Nobody can tell any more whether others have changed it: the generation grows as if they had."""
+        self._generation += 1
+
     @property
     def allocated_bytes(self) -> int:
         """What the file takes on the device; holes take nothing."""
@@ -152,7 +155,7 @@ class Staging:
         the local file cannot be read.
         """
         while True:
-            self._check_open()
+            self.check_open()
             end = min(offset_bytes + length_bytes, self._size_bytes)
             if end <= offset_bytes:
                 await trio.lowlevel.checkpoint()
@@ -257,7 +260,7 @@ class Staging:
     async def locked(self) -> AsyncIterator[None]:
         """Nobody else changes the file or turns it clean, but for direct writes. Raises ``TierFailed``."""
         async with self._lock:
-            self._check_open()
+            self.check_open()
             yield
 
     async def fill_edges(self, offset_bytes: int, end_bytes: int) -> None:
@@ -339,7 +342,7 @@ class Staging:
     async def _measure(self) -> None:
         """Under the lock: size and allocation as the file system has them."""
         size, allocated = await self.with_file(_size_and_allocation)
-        if self._is_direct:
+        if self.is_direct:
             # What is there now may be somebody's write.
             self._size_bytes = size
         elif size > self._size_bytes:
@@ -350,7 +353,7 @@ class Staging:
     async def truncate(self, size_bytes: int) -> None:
         """Set the size; what is cut off is gone, what is added reads as zeros and costs nothing."""
         async with self._lock:
-            self._check_open()
+            self.check_open()
             overlay = self._overlay
             with trio.CancelScope(shield=True):
                 self._generation += 1
@@ -362,116 +365,12 @@ class Staging:
                 self._size_bytes = size_bytes
                 await self._measure()
 
-    @property
-    def identity(self) -> tuple[int, int] | None:
-        """(device, inode) of the file; None if it has gone. Blocks for as long as stat(2) takes."""
-        try:
-            return device.identity(self._file())
-        except FileNotFoundError:
-            return None
-
-    def _file(self) -> int | str:
-        """What stat(2) takes: a descriptor if there is one."""
-        fd = self._dirty.files.get(self.content_id)
-        return self._dirty.path_of(self.content_id) if fd is None else fd
-
-    def lend(self, mtime_ns: int) -> int | None:
-        """A descriptor of the file, into which others may write from now on; None: it has not got all bytes.
-
-        The caller closes it. It is not for writing, so that ``device.is_open_for_writing`` sees who writes.
-        ``mtime_ns``: of the content, which the file gets. Blocks for as long as open(2) takes.
-        """
-        if self._closed or (self._overlay is not None and self._overlay.any_absent(0, self._size_bytes)):
-            return None
-        try:
-            self.begin_direct_writes(mtime_ns)
-            return device.open_to_lend(self._dirty.path_of(self.content_id))
-        except OSError:
-            return None
-
-    async def is_open_elsewhere(self) -> bool:
-        """Whether a file of an earlier run is open for writing: through a mount that died.
-
-        May say so by mistake while another request uses the file. Raises ``TierFailed``.
-        """
-        entry = self._dirty.entries[self.content_id]
-        if not entry.is_found:
-            await trio.lowlevel.checkpoint()
-            return False
-        fd = self._dirty.files.detach(self.content_id)
-        path = self._dirty.path_of(self.content_id)
-        entry.is_found = await self._dirty.call(device.close_and_look_for_writers, fd, path)
-        return entry.is_found
-
-    def begin_direct_writes(self, mtime_ns: int) -> None:
-        """Others may write from now on. Raises ``OSError``."""
-        if self._is_direct:
-            return
-        file = self._file()
-        os.utime(file, ns=(mtime_ns, mtime_ns))
-        info = os.stat(file)
-        self._is_direct = True
-        self._seen = info.st_size, info.st_mtime_ns
-
-    def note_direct_writes(self, mtime_ns: int) -> None:
-        """Others write already, into a file that was empty and had that mtime."""
-        self._is_direct = True
-        self._seen = 0, mtime_ns
-
-    def set_mtime(self, mtime_ns: int) -> None:
-        """Of the file. Raises ``OSError``."""
-        if self._seen is None or self._seen[1] != mtime_ns:
-            file = self._file()
-            os.utime(file, ns=(mtime_ns, mtime_ns))
-            if self._seen is not None:
-                # Should somebody have written just now, it cannot be seen any more.
-                self._generation += 1
-                self._seen = self._seen[0], os.stat(file).st_mtime_ns
-
-    def measure_direct_writes(self) -> None:
-        """What the file takes on the device by now. Blocks for as long as fstat(2) takes."""
-        try:
-            info = os.stat(self._file())
-        except OSError:
-            return  # gone, or trouble that the next request about it reports
-        if (info.st_size, info.st_mtime_ns) != self._seen:
-            self._dirty.note_written(self.content_id)
-        self._dirty.set_allocated(self.content_id, info.st_blocks * 512)
-
-    def notice_direct_writes(self, mtime_ns: int) -> int | None:
-        """Take in what others have written into the file.
-
-        ``mtime_ns``: what is known of the content; a file that an earlier engine lent may have another.
-        Returns its mtime if it has been changed since the last look, else None. All of it counts as changed.
-        """
-        if self._closed:
-            return None
-        self._is_direct = True
-        try:
-            info = os.stat(self._file())
-        except FileNotFoundError:
-            return None
-        known = self._seen or (self._size_bytes, mtime_ns)
-        self._seen = info.st_size, info.st_mtime_ns
-        if known == self._seen:
-            return None
-        self._changed()
-        self._size_bytes = info.st_size
-        if self._overlay is not None:
-            self._about_to_change(self._overlay, 0, info.st_size)
-            self._overlay.mark_present(0, info.st_size)
-        self._dirty.set_allocated(self.content_id, info.st_blocks * 512)
-        if 0 < mtime_ns - info.st_mtime_ns < _TICK_NS:
-            # The kernel's clock for files may be a tick behind ours: no reason for time to go backwards.
-            return mtime_ns
-        return info.st_mtime_ns
-
     # durability
 
     async def sync(self) -> None:
         """Everything written before the call is durable on the device when it returns: bytes, size, name,
         and which blocks are ours. Raises ``TierFailed``."""
-        self._check_open()
+        self.check_open()
         dirty, overlay = self._dirty, self._overlay
         entry = dirty.entries[self.content_id]
         present = overlay.present_words() if overlay is not None else {}
@@ -506,7 +405,7 @@ class Staging:
                     continue
                 data = await self._dirty.reader.read(overlay.base, start, stop - start)
                 async with self._lock:
-                    self._check_open()
+                    self.check_open()
                     stop = min(stop, overlay.limit_bytes)
                     if stop <= start:
                         continue
@@ -520,80 +419,11 @@ class Staging:
 
     # the end
 
-    async def seal(self, ref: ObjectRef, *, on_clean: Callable[[], None] | None = None) -> bool:
-        """The object ``ref`` (same content id) now holds these bytes: become an ordinary clean content.
-
-        Call it after the namespace has recorded the object: from here on the local copy may be evicted.
-        False, and nothing has changed, if the content was written while checksums were computed, or is
-        not of that size. After True this object is closed: read through ``Cache.read(ref)``, write through
-        ``Cache.convert(ref)``. Raises ``TierFailed``; then it is still open, and dirty.
-
-        ``on_clean`` is called just before the file goes away from here: until then reads may come from this
-        object (they cost no request), from then on they have to come from the cache.
-        """
-        if ref.content_id != self.content_id:
-            raise InvalidArgument(f"object {ref.key} is not the content {self.content_id.hex()}")
-        self._check_open()
-        generation, overlay, tier = self._generation, self._overlay, self._dirty.tier
-        if ref.size_bytes != self._size_bytes:
-            return False
-        keep = tier.keeps_clean and ref.size_bytes > 0
-        extents: dict[int, Extent] = {}
-        if keep:
-            extents = await sealing.summed(self._dirty, self.content_id, ref.size_bytes, self._absent)
-        async with self._lock:
-            self._check_open()
-            if generation != self._generation:
-                return False
-            if keep:
-                await tier.surrender(ref.content_id)
-            with trio.CancelScope(shield=True):
-                if keep:
-                    try:
-                        await self._move_to_tier(ref, extents, on_clean)
-                    finally:
-                        tier.end_removal(ref.content_id)
-                else:
-                    if on_clean is not None:
-                        on_clean()
-                    if overlay is None and ref.size_bytes:
-                        await self._dirty.reader.keep_sealed(ref, self._dirty.path_of(self.content_id))
-                    await self._dirty.remove(self.content_id)
-            self._end()
-        return True
-
-    def _absent(self, extent_no: int, mask: int) -> int:
-        return 0 if self._overlay is None else self._overlay.absent(extent_no, mask)
-
-    async def _move_to_tier(
-            self, ref: ObjectRef, extents: dict[int, Extent], on_clean: Callable[[], None] | None) -> None:
-        """Under the lock, after ``surrender``."""
-        dirty, tier = self._dirty, self._dirty.tier
-        if tier.index.committed_has(ref.content_id):
-            # Else a crash would leave records of blocks that this file may not have.
-            try:
-                await tier.commit()
-            except IndexWriteFailed as error:
-                raise TierFailed(f"the index of tier {tier.name} cannot be written: {error}") from error
-        if on_clean is not None:
-            on_clean()
-        if tier.place_of(ref.content_id) is not None:
-            # Fetched meanwhile, all of it, and packed with others.
-            await dirty.remove(self.content_id)
-            return
-        source = dirty.path_of(self.content_id)
-        stale = [dirty.files.detach(self.content_id), tier.files.detach(ref.content_id)]
-        sidecar = dirty.sidecar_path(self.content_id) if self._overlay is not None else None
-        target = device.object_path(tier.root, ref.content_id)
-        await dirty.call(sealing.move, source, target, sidecar, [fd for fd in stale if fd is not None])
-        dirty.drop(self.content_id)
-        tier.adopt(ref, extents)
-
     async def discard(self) -> None:
         """The bytes are not wanted any more: drop them, durable or not. Closes. Idempotent."""
         async with self._lock:
             if not self._closed:
-                self._end()
+                self.retire()
                 await self._dirty.remove(self.content_id)
 
     async def close(self) -> None:
@@ -611,18 +441,20 @@ class Staging:
         return True
 
     def _close(self) -> None:
-        self._end()
+        self.retire()
         self._dirty.entries[self.content_id].size_bytes = self._size_bytes
         fd = self._dirty.files.detach(self.content_id)
         if fd is not None:
             os.close(fd)
 
-    def _end(self) -> None:
+    def retire(self) -> None:
+        """Under the lock, or with nobody else at it: this object is closed; its file is somebody else's."""
         self._closed = True
         if self._overlay is not None:
             self._overlay.sidecar.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises ``TierFailed`` if it is closed."""
         if self._closed:
             raise TierFailed(f"staging of content {self.content_id.hex()} is closed")
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import trio
 
+from tierfs.cache import direct_writes
 from tierfs.cache.residency import Cache
 from tierfs.errors import NotFound
 from tierfs.namespace import tree
@@ -66,7 +67,7 @@ class DirectWrites:
         contents = self._contents.passthrough.written_directly()
         for content in contents:
             if content.staging is not None:
-                content.staging.measure_direct_writes()
+                direct_writes.measure(content.staging)
         return {content.ino for content in contents}
 
     def _set_holding(self, wanted: bool) -> None:

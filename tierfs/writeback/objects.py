@@ -20,6 +20,7 @@ from typing import NoReturn, TypeVar
 import structlog
 import trio
 
+from tierfs.cache import direct_writes, sealing
 from tierfs.cache.residency import Cache
 from tierfs.cache.staging import Staging
 from tierfs.errors import ObjectNotFound, PreconditionFailed, StoreError, TierFailed, TierfsError
@@ -208,7 +209,7 @@ class ObjectWriter:
         The kernel closes a file a little after the last RELEASE. Raises ``TierFailed``.
         """
         for _ in range(LOOKS):
-            if not await staging.is_open_elsewhere():
+            if not await direct_writes.is_open_elsewhere(staging):
                 return
             await trio.sleep(LOOK_PAUSE_S)
         raise TierFailed(f"{key}: somebody has it open for writing, through a mount that has ended")
@@ -251,7 +252,7 @@ class ObjectWriter:
                     turn_clean()
                 if staging is not None:
                     try:
-                        if not await staging.seal(ref, on_clean=turn_clean):
+                        if not await sealing.seal(staging, ref, on_clean=turn_clean):
                             await self._contents.local_copies.keep_local(content, staging)
                     except (TierfsError, OSError) as error:
                         # The bytes are in the store: losing the local copy costs a fetch, nothing else.

@@ -27,6 +27,7 @@ from contextlib import suppress
 
 import trio
 
+from tierfs.cache import direct_writes
 from tierfs.cache.residency import Cache
 from tierfs.errors import TierFailed
 from tierfs.writeback.content import FileContent
@@ -77,9 +78,9 @@ class Passthrough:
             if not writes and (content.staging is None or content.writers or not content.size_bytes):
                 return None
         staging = content.staging or await self._local_copies.make_writable(content)
-        descriptor = staging.lend(content.mtime_ns)
+        descriptor = direct_writes.lend(staging, content.mtime_ns)
         if descriptor is not None:
-            content.passed_file = staging.identity
+            content.passed_file = direct_writes.identity(staging)
         return descriptor
 
     def count_passed(self, content: FileContent, *, writes: bool) -> None:
@@ -120,7 +121,7 @@ class Passthrough:
         if content.live is not None:
             found = content.live.identity
         elif content.staging is not None:
-            found = content.staging.identity
+            found = direct_writes.identity(content.staging)
             base = content.staging.base
             if base is not None and content.passed_file not in (None, found):
                 content.lent = base.content_id
@@ -152,9 +153,9 @@ class Passthrough:
         staging = content.staging
         if staging is None:
             return
-        if content.passed_file not in (None, staging.identity):
+        if content.passed_file not in (None, direct_writes.identity(staging)):
             raise TierFailed(f"inode {content.ino}: the file that applications have is gone from the tier")
-        staging.begin_direct_writes(content.mtime_ns)
+        direct_writes.begin(staging, content.mtime_ns)
         self.notice_direct_writes(content)
 
     def notice_direct_writes(self, content: FileContent) -> None:
@@ -166,7 +167,7 @@ class Passthrough:
             change = content.live.notice()
             size_bytes, mtime_ns = change or (0, None)
         else:
-            mtime_ns = staging.notice_direct_writes(content.mtime_ns)
+            mtime_ns = direct_writes.notice(staging, content.mtime_ns)
             size_bytes = staging.size_bytes
         if mtime_ns is not None:
             content.written_directly = True
@@ -195,7 +196,9 @@ class Passthrough:
             return
         async with content.lock:
             staging = content.staging
-            if content.live is not None or staging is None or content.passed_file == staging.identity:
+            if content.live is not None or staging is None:
+                return
+            if content.passed_file == direct_writes.identity(staging):
                 return
             lent = content.lent
             if staging.base is not None:
