@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierfs.cache import blocks, record
-from tierfs.cache.index import FORMAT, IndexDamaged, IndexWriteFailed, TierIndex
+from tierfs.cache.index import IndexWriteFailed, TierIndex
+from tierfs.cache.index_opening import FORMAT, IndexDamaged
 from tierfs.cache.record import Extent
 from tierfs.errors import FormatError
 from tierfs.types import BLOCK_SIZE_BYTES, ContentId, ObjectRef

@@ -7,7 +7,7 @@ Owns
 
 Modules, from the bottom
     ``blocks record memory health policy``          pure: arithmetic, presence and checksums, budgets, states
-    ``index device segments``                       adapters: lmdb, and the file system of a tier
+    ``index* device segments``                      adapters: lmdb, and the file system of a tier
     ``ledger eviction presence fill tier upkeep``   one tier: capacity, making room, what is there, filling,
                                                     reading and changing, background work
     ``fetch placement reading``                     single flight to the store; which tier; one read

@@ -1,4 +1,4 @@
-"""The index of one tier: which blocks of which content its files hold. The only lmdb adapter here.
+"""The index of one tier: which blocks of which content its files hold.
 
 Owns ``TIER/index.lmdb``. Tables: ``extent`` (content id, extent number big endian -> ``record``), ``pin``
 (content id -> nothing), ``meta`` (format, bytes in use, boot id, clean flag, epoch).
@@ -24,45 +24,25 @@ cannot be read, ``OSError`` or ``IndexWriteFailed`` from a commit (the batch is 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
 
 from tierfs.cache import record
+from tierfs.cache.index_batch import KEY_BYTES, Batch, Change, apply, keys_of, merge
+from tierfs.cache.index_opening import IndexDamaged, mark_damaged, open_environment, open_tables
 from tierfs.cache.record import Extent
-from tierfs.errors import CacheError, FormatError
+from tierfs.errors import CacheError
 from tierfs.log import get_logger
 from tierfs.types import ContentId
 
-FORMAT = 1
-_FORMAT_MARK = b"tierfs tier index "
-_MAP_SIZES = (1 << 40, 1 << 36, 1 << 32, 1 << 29)
-"""Address space to ask for, in bytes; the first that the process limits allow."""
-_KEY_BYTES = 20
-_DAMAGE_MARK = "damaged"
 _log = get_logger(__name__)
-
-
-class IndexDamaged(CacheError):
-    """The index cannot be read. It is moved aside and the tier starts with no clean content."""
 
 
 class IndexWriteFailed(CacheError):
     """A batch could not be committed. It is kept. ``errno`` is ENOSPC if the disk is full, else EIO."""
-
-
-@dataclass(slots=True)
-class _Change:
-    """What happened to one content since the last commit: all gone first (or not), then these extents."""
-
-    dropped: bool = False
-    extents: dict[int, bytes | None] = field(default_factory=dict)
-    pin: bool | None = None
 
 
 class Walked(NamedTuple):
@@ -73,9 +53,6 @@ class Walked(NamedTuple):
     nbytes: int
     segment: int
     place_bytes: int
-
-
-Batch = dict[ContentId, _Change]
 
 
 class TierIndex:
@@ -97,11 +74,9 @@ class TierIndex:
     @classmethod
     def open(cls, path: Path, boot_id: bytes, *, sync: bool = True) -> TierIndex:
         """Open or create. Costs the same whatever the index holds. ``sync`` False: for a RAM tier."""
-        path.mkdir(mode=0o700, exist_ok=True)
-        _refuse_truncated(path)
-        environment = _environment(path, sync)
+        environment = open_environment(path, sync=sync)
         try:
-            index = cls(environment, path, _tables(environment, path))
+            index = cls(environment, path, open_tables(environment, path))
             index._start(boot_id)
         except lmdb.Error as error:
             environment.close()
@@ -198,10 +173,7 @@ class TierIndex:
             self.damaged = True
             _log.error("tier index cannot be read; the tier is not used any more", path=str(self.path),
                        reason=str(error))
-            try:
-                (self.path / _DAMAGE_MARK).touch(mode=0o600)
-            except OSError:
-                pass
+            mark_damaged(self.path)
 
     def extents_of(self, content_id: ContentId) -> list[int]:
         """Numbers of the extents that have a record, in order."""
@@ -210,7 +182,7 @@ class TierIndex:
         if not any(change.dropped for change in changes):
             try:
                 with self._env.begin(db=self._extent_table) as txn:
-                    found.update(int.from_bytes(key[16:], "big") for key in _keys_of(txn, content_id))
+                    found.update(int.from_bytes(key[16:], "big") for key in keys_of(txn, content_id))
             except lmdb.Error as error:
                 self._unreadable(error)
         for change in changes:
@@ -239,7 +211,7 @@ class TierIndex:
                 return None
         try:
             with self._env.begin(db=self._extent_table) as txn:
-                for key in _keys_of(txn, content_id):
+                for key in keys_of(txn, content_id):
                     number = int.from_bytes(key[16:], "big")
                     if number not in gone:
                         return number
@@ -255,7 +227,7 @@ class TierIndex:
         """The committed index (not the batch) has a record: a new file of that name must wait."""
         try:
             with self._env.begin(db=self._extent_table) as txn:
-                return next(_keys_of(txn, content_id), None) is not None
+                return next(keys_of(txn, content_id), None) is not None
         except lmdb.Error as error:
             self._unreadable(error)
             return True
@@ -313,10 +285,10 @@ class TierIndex:
     def set_pin(self, content_id: ContentId, pinned: bool) -> None:
         self._change(content_id).pin = pinned
 
-    def _change(self, content_id: ContentId) -> _Change:
+    def _change(self, content_id: ContentId) -> Change:
         change = self._pending.get(content_id)
         if change is None:
-            change = self._pending[content_id] = _Change()
+            change = self._pending[content_id] = Change()
         return change
 
     # committing
@@ -326,7 +298,7 @@ class TierIndex:
         if self._committing:
             merged = self._committing
             for content_id, change in self._pending.items():
-                _merge(merged, content_id, change)
+                merge(merged, content_id, change)
             self._committing = merged
         else:
             self._committing = self._pending
@@ -339,7 +311,7 @@ class TierIndex:
             with self._env.begin(write=True) as txn:
                 delta = 0
                 for content_id, change in batch.items():
-                    delta += self._apply(txn, content_id, change)
+                    delta += apply(txn, self._extent_table, self._pin_table, content_id, change)
                 used = max(0, self._used_bytes + delta)
                 txn.put(b"used", used.to_bytes(8, "little"), db=self._meta_table)
         except (lmdb.Error, OSError) as error:
@@ -353,28 +325,6 @@ class TierIndex:
         """Trio thread, after ``commit_batch`` returned."""
         self._committing = {}
 
-    def _apply(self, txn: Any, content_id: ContentId, change: _Change) -> int:
-        table, delta = self._extent_table, 0
-        if change.dropped:
-            for key in list(_keys_of(txn, content_id, table)):
-                old = txn.pop(key, db=table)
-                delta -= record.allocated_in(old, int.from_bytes(key[16:], "big"))
-        for number, value in change.extents.items():
-            key = content_id + number.to_bytes(4, "big")
-            if value is None:
-                old = txn.pop(key, db=table)
-            else:
-                old = txn.get(key, db=table)
-                txn.put(key, value, db=table)
-                delta += record.allocated_in(value, number)
-            if old is not None:
-                delta -= record.allocated_in(old, number)
-        if change.pin is True:
-            txn.put(content_id, b"", db=self._pin_table)
-        elif change.pin is False:
-            txn.delete(content_id, db=self._pin_table)
-        return delta
-
 
 def _walk(cursor: Any, after: bytes, limit: int, found: list[Walked]) -> bytes | None:
     """Append up to ``limit`` records from key ``after``; returns the key of the next, if there is one."""
@@ -384,7 +334,7 @@ def _walk(cursor: Any, after: bytes, limit: int, found: list[Walked]) -> bytes |
     for key, value in cursor:
         if len(found) >= limit:
             return bytes(key)
-        if len(key) != _KEY_BYTES:
+        if len(key) != KEY_BYTES:
             continue
         name = bytes(key)
         if name[:16] != content_id:
@@ -393,97 +343,3 @@ def _walk(cursor: Any, after: bytes, limit: int, found: list[Walked]) -> bytes |
         found.append(Walked(ContentId(content_id), number, record.allocated_in(value, number),
                             *record.place_in(value)))
     return None
-
-
-def _merge(batch: Batch, content_id: ContentId, change: _Change) -> None:
-    old = batch.get(content_id)
-    if old is None or change.dropped:
-        if old is not None and change.pin is None:
-            change.pin = old.pin
-        batch[content_id] = change
-        return
-    old.extents.update(change.extents)
-    if change.pin is not None:
-        old.pin = change.pin
-
-
-def _keys_of(txn: Any, content_id: ContentId, table: Any = None) -> Iterator[bytes]:
-    cursor = txn.cursor(db=table) if table is not None else txn.cursor()
-    if cursor.set_range(content_id):
-        for key in cursor.iternext(keys=True, values=False):
-            if bytes(key[:16]) != content_id:
-                return
-            if len(key) == _KEY_BYTES:
-                yield bytes(key)
-
-
-def _environment(path: Path, sync: bool) -> Any:
-    failure: Exception | None = None
-    for map_size in _MAP_SIZES:
-        try:
-            return lmdb.open(str(path), map_size=map_size, max_dbs=8, max_readers=512, mode=0o600,
-                             metasync=False, sync=sync, readahead=False, subdir=True)
-        except lmdb.MemoryError as error:
-            failure = error
-        except lmdb.Error as error:
-            if "Cannot allocate memory" not in str(error):
-                raise IndexDamaged(f"{path}: {error}") from error
-            failure = error
-    raise IndexDamaged(f"{path}: {failure}")
-
-
-def _tables(environment: Any, path: Path) -> tuple[Any, Any, Any]:
-    with environment.begin() as txn:
-        entries = txn.stat()["entries"]
-    if entries:
-        try:
-            meta = environment.open_db(b"meta", create=False)
-        except lmdb.Error as error:
-            raise FormatError(f"{path} is an LMDB data base, but not the index of a tierfs tier") from error
-        with environment.begin(db=meta) as txn:
-            mark = txn.get(b"format", b"")
-        if not mark.startswith(_FORMAT_MARK) or not mark[len(_FORMAT_MARK) :].isdigit():
-            raise FormatError(f"{path} is an LMDB data base, but not the index of a tierfs tier")
-        if int(mark[len(_FORMAT_MARK) :]) != FORMAT:
-            found = int(mark[len(_FORMAT_MARK) :])
-            raise FormatError(f"{path} has format {found}; this version of tierfs reads format {FORMAT}."
-                              " Use a newer version, or remove the directory (it is a cache)")
-    meta = environment.open_db(b"meta")
-    tables = (environment.open_db(b"extent"), environment.open_db(b"pin"), meta)
-    if not entries:
-        with environment.begin(write=True, db=meta) as txn:
-            txn.put(b"format", _FORMAT_MARK + str(FORMAT).encode())
-    return tables
-
-
-def _refuse_truncated(path: Path) -> None:
-    """A file shorter than its last page would be a SIGBUS at some later read: look before mapping it."""
-    if (path / _DAMAGE_MARK).exists():
-        raise IndexDamaged(f"{path}: could not be read when it was used last")
-    data = path / "data.mdb"
-    try:
-        size = data.stat().st_size
-    except FileNotFoundError:
-        return
-    if size == 0:
-        return
-    try:
-        with data.open("rb") as file:
-            head = file.read(2 * mmap.PAGESIZE)
-    except OSError as error:
-        raise IndexDamaged(f"{data}: {error}") from error
-    pages = [_last_page(head[start : start + mmap.PAGESIZE]) for start in (0, mmap.PAGESIZE)]
-    known = [page for page in pages if page is not None]
-    if not known or (max(known) + 1) * mmap.PAGESIZE > size:
-        raise IndexDamaged(f"{data}: shorter than its own page count")
-
-
-def _last_page(page: bytes) -> int | None:
-    """The last page number that a meta page of LMDB names; None if it is not one.
-
-    Source: liblmdb's mdb.c, MDB_page header (16 bytes), then MDB_meta: magic, version, address, map size,
-    two MDB_db of 48 bytes, mm_last_pg.
-    """
-    if len(page) < 152 or page[16:20] != b"\xde\xc0\xef\xbe":
-        return None
-    return int.from_bytes(page[136:144], "little")

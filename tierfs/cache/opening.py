@@ -12,7 +12,7 @@ import trio
 
 from tierfs.cache import device
 from tierfs.cache.health import OK
-from tierfs.cache.index import IndexDamaged
+from tierfs.cache.index_opening import IndexDamaged
 from tierfs.cache.tier import Tier
 from tierfs.config import Settings, TierSetting
 from tierfs.errors import FormatError, TierFailed

@@ -36,7 +36,9 @@ from tierfs.cache.blocks import EXTENT_BLOCKS, EXTENT_SIZE_BYTES
 from tierfs.cache.eviction import Evictor, Taken
 from tierfs.cache.fill import Fill, Fills
 from tierfs.cache.health import TierHealth
-from tierfs.cache.index import Batch, IndexDamaged, IndexWriteFailed, TierIndex
+from tierfs.cache.index import IndexWriteFailed, TierIndex
+from tierfs.cache.index_batch import Batch
+from tierfs.cache.index_opening import IndexDamaged
 from tierfs.cache.ledger import Ledger
 from tierfs.cache.policy import Unit
 from tierfs.cache.presence import Presence

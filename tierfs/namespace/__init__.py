@@ -5,7 +5,7 @@ Owns: ``STATE_DIR/namespace.lmdb`` and nothing else. It knows no tier, no FUSE a
 Modules, from the bottom up, each importing only those above it:
 
 * ``transaction``, ``schema`` (key and record layout), ``records`` (one row at a time)
-* ``environment``, ``durability`` (what a power cut leaves), ``change``, ``lazy_sync``, ``group_commit`` (how a
+* ``durability`` (what a power cut leaves), ``environment``, ``change``, ``lazy_sync``, ``group_commit`` (how a
   change is committed) and ``db`` (the one owner of LMDB)
 * ``objects`` (keys of names, and where in the bucket an inode is), ``moved``, ``publish`` (what the bucket
   should hold against what it holds)
