@@ -12,18 +12,17 @@ with the last.
 Nothing outside the directory is ever read or written: directories are not entered through symbolic links,
 and a symbolic link to a file is followed only if the file lies inside.
 
-A put is a temporary file in ``.tierfs/tmp``, synced, renamed into place under a lock that other processes
-honour too, and its directory synced. ``.tierfs/uploads`` holds unfinished multipart uploads, and
-``.tierfs/meta`` metadata where extended attributes are not available.
+A put is a temporary file in ``.tierfs/tmp`` that is renamed into place (``local_placing``); ``local_removal``
+takes objects away. ``.tierfs/uploads`` holds unfinished multipart uploads, and ``.tierfs/meta`` metadata where
+extended attributes are not available.
+
+Any thread; see ``base.ObjectStore`` for what is raised.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -33,7 +32,6 @@ from tierfs.errors import (
     PreconditionFailed,
     StoreConfigError,
     StoreError,
-    StoreUnavailable,
     StoreUnsupported,
 )
 from tierfs.metrics import Metrics
@@ -52,14 +50,15 @@ from tierfs.store.base import (
 from tierfs.store.body import Consume, FileBody
 from tierfs.store.counting import RequestMeter
 from tierfs.store.keys import encode_path
-from tierfs.store.local_files import copy_range, fsync_directory, is_reached_as, open_directory, write_all
+from tierfs.store.local_files import copy_range, write_all
 from tierfs.store.local_meta import MetadataKeeper, Record
 from tierfs.store.local_place import Place
+from tierfs.store.local_placing import Placing
+from tierfs.store.local_removal import Removal
 from tierfs.store.local_uploads import Uploads
 from tierfs.store.local_walk import HIDDEN_DIR, Walker, etag_of, info_of
 from tierfs.types import ObjectInfo
 
-_TRIES = 20
 T = TypeVar("T")
 
 
@@ -72,9 +71,9 @@ class LocalStore:
         self._meter = RequestMeter(metrics)
         self.counts = self._meter.counts
         self._now_ns = now_ns
-        self._mtime_lock = threading.Lock()
-        self._last_mtime_ns = 0
         self._meta = MetadataKeeper(self._place.hidden + b"/meta", use_xattrs=use_xattrs)
+        self._placing = Placing(self._place, self._meta, now_ns)
+        self._removal = Removal(self._place, self._meta)
         self._uploads = Uploads(self._place.hidden + b"/uploads")
         self._walker = Walker(self._place.root, marker_of=self._marker_of, stat_link=self._place.stat_link,
                               on_skipped=self._place.note_skipped)
@@ -166,10 +165,10 @@ class LocalStore:
             if key.endswith("/"):
                 if len(body):
                     raise StoreUnsupported(f"{key}: a directory store keeps no data in a key ending in '/'")
-                return self._put_marker(key, path, record, condition)
+                return self._placing.put_marker(key, path, record, condition)
             with self._place.temporary() as (descriptor, temporary):
                 write_all(descriptor, body, 0)
-                return self._publish(descriptor, temporary, key, path, record, condition)
+                return self._placing.publish(descriptor, temporary, key, path, record, condition)
         except OSError as error:
             self._place.failure(error, key, "put", writing=True)
 
@@ -183,21 +182,22 @@ class LocalStore:
                 record = (self._meta.load(origin, source.key, info.etag) if metadata is None
                           else Record(metadata=lower_names(metadata)))
                 if target_key.endswith("/"):
-                    return self._put_marker(target_key, path, Record(metadata=record.metadata), condition)
+                    marker = Record(metadata=record.metadata)
+                    return self._placing.put_marker(target_key, path, marker, condition)
                 if source.key == target_key and os.fstat(origin).st_nlink == 1:
-                    return self._change_metadata(origin, target_key, path, info, record, condition)
+                    return self._placing.change_metadata(origin, target_key, path, info, record, condition)
                 with self._place.temporary() as (descriptor, temporary):
                     copy_range(origin, 0, descriptor, 0, info.size_bytes)
                     self._check_source(source, info_of(source.key, os.fstat(origin)))
-                    return self._publish(descriptor, temporary, target_key, path, record, condition)
+                    return self._placing.publish(descriptor, temporary, target_key, path, record, condition)
             except OSError as error:
                 self._place.failure(error, target_key, "copy", writing=True)
 
     def delete(self, key: str, *, if_match: str | None = None) -> None:
         self._meter.note("delete")
-        parent = self._delete(key, if_match)
+        parent = self._removal.delete(key, if_match)
         if parent is not None:
-            self._sync_and_prune({parent})
+            self._removal.sync_and_prune({parent})
 
     def delete_many(self, keys: Sequence[str], etags: Mapping[str, str] | None = None
                     ) -> Sequence[DeleteFailure]:
@@ -207,13 +207,13 @@ class LocalStore:
             parents: set[bytes] = set()
             for key in keys[start:start + 1000]:
                 try:
-                    parent = self._delete(key, etags.get(key) if etags else None)
+                    parent = self._removal.delete(key, etags.get(key) if etags else None)
                 except StoreError as error:
                     failures.append(DeleteFailure(key, str(error), isinstance(error, PreconditionFailed)))
                 else:
                     if parent is not None:
                         parents.add(parent)
-            self._sync_and_prune(parents)
+            self._removal.sync_and_prune(parents)
         return failures
 
     # Multipart
@@ -257,7 +257,8 @@ class LocalStore:
         path = self._place.writable_path(key)
         try:
             with self._uploads.assemble(key, upload_id, parts) as (descriptor, assembled, metadata):
-                return self._publish(descriptor, assembled, key, path, Record(metadata=metadata), condition)
+                record = Record(metadata=metadata)
+                return self._placing.publish(descriptor, assembled, key, path, record, condition)
         except OSError as error:
             self._place.failure(error, key, "complete_multipart", writing=True)
 
@@ -306,180 +307,3 @@ class LocalStore:
     def _check_source(self, source: ObjectInfo, info: ObjectInfo) -> None:
         if info.etag != source.etag:
             raise PreconditionFailed(f"{source.key}: is version {info.etag}, not {source.etag}")
-
-    # Putting files into place
-
-    def _publish(self, descriptor: int, temporary: bytes, key: str, path: bytes, record: Record,
-                 condition: Condition) -> ObjectInfo:
-        """Make a finished temporary file the object: durable and visible in this order."""
-        self._place.prepare()
-        mtime_ns = self._unique_mtime_ns()
-        os.utime(descriptor, ns=(mtime_ns, mtime_ns))
-        info = info_of(key, os.fstat(descriptor))
-        self._meta.save(descriptor, key, info.etag, record)
-        os.fsync(descriptor)
-        directory, _, name = path.rpartition(b"/")
-        for _ in range(_TRIES):
-            parent = self._place.directory_for_writing(key, directory, self._mark_implicit)
-            try:
-                with self._place.exclusive():
-                    replaced = self._check_target(parent, name, key, condition)
-                    os.rename(temporary, name, dst_dir_fd=parent)
-                if replaced is not None:
-                    self._meta.drop(None, key, replaced)
-                os.fsync(parent)
-            except FileNotFoundError:
-                continue  # the parent was pruned between opening it and here
-            finally:
-                os.close(parent)
-            return ObjectInfo(key, info.size_bytes, info.etag, info.mtime_ns, metadata=record.metadata)
-        raise StoreUnavailable(f"{key}: its directory is removed again and again")
-
-    def _put_marker(self, key: str, path: bytes, record: Record, condition: Condition) -> ObjectInfo:
-        self._place.prepare()
-        for _ in range(_TRIES):
-            parent = self._place.directory_for_writing(key, path.rstrip(b"/"), self._mark_implicit)
-            try:
-                with self._place.exclusive():
-                    info = info_of(key, os.fstat(parent))
-                    exists = not self._meta.load(parent, key, info.etag).implicit
-                    _check_condition(key, info.etag if exists else None, condition)
-                    self._meta.save(parent, key, info.etag, record)
-                    if not os.fstat(parent).st_nlink or not is_reached_as(parent, self._place.full(path)):
-                        continue  # pruned meanwhile
-                os.fsync(parent)
-            finally:
-                os.close(parent)
-            return ObjectInfo(key, 0, info.etag, info.mtime_ns, metadata=record.metadata)
-        raise StoreUnavailable(f"{key}: the directory is removed again and again")
-
-    def _change_metadata(self, descriptor: int, key: str, path: bytes, info: ObjectInfo, record: Record,
-                         condition: Condition) -> ObjectInfo:
-        """Copy onto itself: the bytes, and with them the ETag, stay."""
-        self._place.prepare()
-        directory, _, name = path.rpartition(b"/")
-        parent = self._place.directory_for_writing(key, directory, self._mark_implicit)
-        try:
-            with self._place.exclusive():
-                current = self._check_target(parent, name, key, condition)
-                if current != info.etag:
-                    raise PreconditionFailed(f"{key}: is version {current}, not {info.etag}")
-                self._meta.save(descriptor, key, info.etag, record)
-            os.fsync(descriptor)
-        finally:
-            os.close(parent)
-        return ObjectInfo(key, info.size_bytes, info.etag, info.mtime_ns, metadata=record.metadata)
-
-    def _check_target(self, parent: int, name: bytes, key: str, condition: Condition) -> str | None:
-        """The ETag of what is there now; raises if it must not be replaced."""
-        try:
-            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        except FileNotFoundError:
-            _check_condition(key, None, condition)
-            return None
-        if stat.S_ISDIR(status.st_mode):
-            raise StoreUnsupported(
-                f"{key}: there are objects below '{key}/', and a directory store cannot hold both")
-        etag = etag_of(status) if stat.S_ISREG(status.st_mode) else ""
-        _check_condition(key, etag, condition)
-        return etag
-
-    def _mark_implicit(self, path: bytes) -> None:
-        full = self._place.full(path)
-        with contextlib.suppress(FileNotFoundError):
-            self._meta.save(full, encode_path(path), etag_of(os.lstat(full)), Record(implicit=True))
-
-    def _unique_mtime_ns(self) -> int:
-        with self._mtime_lock:
-            self._last_mtime_ns = max(self._now_ns(), self._last_mtime_ns + 1)
-            return self._last_mtime_ns
-
-    # Deleting
-
-    def _delete(self, key: str, if_match: str | None) -> bytes | None:
-        """Remove it; returns the (relative) directory that lost an entry, still to be synced and pruned.
-
-        With ``if_match`` raises ``PreconditionFailed`` if the object there is another version.
-        """
-        path = self._place.path(key)
-        if path is None:
-            return None
-        directory, _, name = path.rstrip(b"/").rpartition(b"/")
-        full = self._place.full(directory)
-        try:
-            parent = open_directory(full)
-        except (FileNotFoundError, NotADirectoryError):
-            self._place.check(key)
-            return None
-        except OSError as error:
-            self._place.failure(error, key, "delete", writing=True)
-        try:
-            self._place.prepare()
-            with self._place.exclusive():
-                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode) != key.endswith("/"):
-                    return None
-                etag = etag_of(status)
-                if if_match is not None and not self._is_version(key, path, status, if_match):
-                    return None
-                if not key.endswith("/"):
-                    os.unlink(name, dir_fd=parent)
-                    self._meta.drop(None, key, etag)
-                elif not self._remove_empty(parent, name):
-                    self._meta.save(full + b"/" + name, key, etag, Record(implicit=True))
-                else:
-                    self._meta.drop(None, key, etag)
-            return directory
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._place.failure(error, key, "delete", writing=True)
-        finally:
-            os.close(parent)
-
-    def _is_version(self, key: str, path: bytes, status: os.stat_result, if_match: str) -> bool:
-        """Raises ``PreconditionFailed`` if another object is there; False: what is there is no object."""
-        full = self._place.full(path)
-        shown = self._place.stat_link(path) if stat.S_ISLNK(status.st_mode) else status
-        if shown is None or (key.endswith("/") and self._meta.load(full, key, etag_of(status)).implicit):
-            return False
-        if etag_of(shown) != if_match:
-            raise PreconditionFailed(f"{key}: is version {etag_of(shown)}, not {if_match}")
-        return True
-
-    @staticmethod
-    def _remove_empty(parent: int, name: bytes) -> bool:
-        try:
-            os.rmdir(name, dir_fd=parent)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                return False
-            raise
-        return True
-
-    def _sync_and_prune(self, directories: set[bytes]) -> None:
-        """Make deletions durable, and remove directories that existed only for what was in them."""
-        for directory in directories:
-            while True:
-                full = self._place.full(directory)
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    fsync_directory(full)
-                if not directory:
-                    break
-                with self._place.exclusive():
-                    try:
-                        etag = etag_of(os.lstat(full))
-                        key = encode_path(directory + b"/")
-                        if not self._meta.load(full, key, etag).implicit:
-                            break
-                        os.rmdir(full)
-                        self._meta.drop(None, key, etag)
-                    except OSError:
-                        break  # not empty, or gone
-                directory = directory.rpartition(b"/")[0]
-
-def _check_condition(key: str, current: str | None, condition: Condition) -> None:
-    if condition.if_absent and current is not None:
-        raise PreconditionFailed(f"{key}: exists")
-    if condition.if_match is not None and current != condition.if_match:
-        raise PreconditionFailed(f"{key}: is version {current}, not {condition.if_match}")
