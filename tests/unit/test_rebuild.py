@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from tests.support.namespace import DIRECTORY, FILE, Namespace, open_namespace
 from tierfs.errors import AlreadyExists, Busy, TierfsError
 from tierfs.namespace import jobs, loans, publish, rebuild, records, schema, snapshots, sweep, tree
 from tierfs.namespace.check import problems
-from tierfs.namespace.dump import dump_lines
+from tierfs.namespace.dump import dump_lines, load_lines
 from tierfs.namespace.listing import Defaults
 from tierfs.namespace.rebuild import Directory, Frame, Plan
 from tierfs.namespace.sameness import survey
 from tierfs.namespace.schema import JobRow, SnapshotRow
-from tierfs.namespace.transaction import ReadTransaction, WriteTransaction
+from tierfs.namespace.transaction import HISTORY_TABLES, ReadTransaction, WriteTransaction
 from tierfs.types import ROOT_INO, Inode, ObjectInfo, new_content_id
 
 DEFAULTS = Defaults(uid=1000, gid=1000, file_mode=0o644, dir_mode=0o755)
@@ -107,6 +108,13 @@ class Bucket:
     def _tick(self) -> int:
         self.namespace.clock.ns += 1
         return self.namespace.clock.ns
+
+
+@contextmanager
+def with_bucket(directory: Path) -> Iterator[tuple[Namespace, Bucket, int]]:
+    """An empty namespace, the bucket below it, and the inode of its one directory, ``top``."""
+    with open_namespace(directory) as namespace:
+        yield namespace, Bucket(namespace), namespace.mkdir("top").ino
 
 
 def state_of(namespace: Namespace, bucket: Bucket, top: int) -> State:
@@ -264,6 +272,17 @@ def swept(namespace: Namespace) -> None:
         place = namespace.change(partial(sweep.step, place=place, limit=7, now_ns=1))
 
 
+def begin_restore(namespace: Namespace, row: SnapshotRow, top: int) -> JobRow:
+    return namespace.change(lambda txn: jobs.begin_restore(txn, row, row.root_ino, top, b"top", 1))
+
+
+def begin_clone(namespace: Namespace, row: SnapshotRow) -> JobRow:
+    """Of all of the snapshot, to ``copy``."""
+    return namespace.change(
+        lambda txn: jobs.begin_clone(txn, row, row.root_ino, ROOT_INO, b"copy", b"copy", DEFAULTS, 1)
+    )
+
+
 def run_steps(
     namespace: Namespace, job: JobRow, row: SnapshotRow, *, most: int = 10**9, changes: int = 3
 ) -> bool:
@@ -299,9 +318,7 @@ def reap_all(namespace: Namespace) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_restored_is_what_it_was(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    with open_namespace(tmp_path) as namespace:
-        bucket = Bucket(namespace)
-        top = namespace.mkdir("top").ino
+    with with_bucket(tmp_path) as (namespace, bucket, top):
         tree_ = RandomTree(namespace, bucket, top, seed)
         tree_.change(60)
         for number in range(4):
@@ -314,9 +331,7 @@ def test_restored_is_what_it_was(tmp_path: Path, seed: int) -> None:
                 tree_.change(10)
             if chance.random() < 0.5:
                 bucket.publish_all()
-            job = namespace.change(
-                lambda txn, row=row: jobs.begin_restore(txn, row, row.root_ino, top, b"top", 1)
-            )
+            job = begin_restore(namespace, row, top)
             while not run_steps(namespace, job, row, most=chance.randrange(1, 30)):
                 no_problems(namespace)
                 if chance.random() < 0.3:
@@ -345,30 +360,20 @@ def test_restored_is_what_it_was(tmp_path: Path, seed: int) -> None:
 
 def nothing_left(namespace: Namespace) -> list[str]:
     with namespace.db.read() as txn:
-        return [name for name in schema_tables() if txn.entries(getattr(txn.tables, name))]
-
-
-def schema_tables() -> tuple[str, ...]:
-    from tierfs.namespace.transaction import HISTORY_TABLES
-
-    return HISTORY_TABLES
+        return [name for name in HISTORY_TABLES if txn.entries(getattr(txn.tables, name))]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_clone_is_what_the_snapshot_was(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    with open_namespace(tmp_path) as namespace:
-        bucket = Bucket(namespace)
-        top = namespace.mkdir("top").ino
+    with with_bucket(tmp_path) as (namespace, bucket, top):
         tree_ = RandomTree(namespace, bucket, top, seed)
         tree_.change(80)
         bucket.publish_all()
         row = make_snapshot(namespace, b"one", top)
         before = state_of(namespace, bucket, top)
         tree_.change(30)
-        job = namespace.change(
-            lambda txn: jobs.begin_clone(txn, row, row.root_ino, ROOT_INO, b"copy", b"copy", DEFAULTS, 1)
-        )
+        job = begin_clone(namespace, row)
         while not run_steps(namespace, job, row, most=chance.randrange(1, 20)):
             assert "copy" not in namespace.names()
             no_problems(namespace)
@@ -398,19 +403,15 @@ def test_a_clone_is_what_the_snapshot_was(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_clone_that_cannot_get_its_name_leaves_nothing(tmp_path: Path) -> None:
-    with open_namespace(tmp_path) as namespace:
-        bucket = Bucket(namespace)
-        top = namespace.mkdir("top").ino
+    with with_bucket(tmp_path) as (namespace, bucket, top):
         RandomTree(namespace, bucket, top, 5).change(80)
         bucket.publish_all()
         row = make_snapshot(namespace, b"one", top)
         with namespace.db.read() as txn:
             inodes = txn.entries(txn.tables.inode)
-        job = namespace.change(
-            lambda txn: jobs.begin_clone(txn, row, row.root_ino, ROOT_INO, b"copy", b"copy", DEFAULTS, 1)
-        )
+        job = begin_clone(namespace, row)
         with pytest.raises(Busy, match="one at a time"):
-            namespace.change(lambda txn: jobs.begin_restore(txn, row, row.root_ino, top, b"top", 1))
+            begin_restore(namespace, row, top)
         assert run_steps(namespace, job, row)
         taken = namespace.create("copy")
         with pytest.raises(AlreadyExists):
@@ -431,15 +432,13 @@ def test_a_clone_that_cannot_get_its_name_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_a_deleted_snapshot_stays_until_its_bytes_are_not_needed(tmp_path: Path) -> None:
-    with open_namespace(tmp_path) as namespace:
-        bucket = Bucket(namespace)
-        top = namespace.mkdir("top").ino
+    with with_bucket(tmp_path) as (namespace, bucket, top):
         bucket.write(namespace.create("f", parent=top).ino)
         bucket.write(namespace.create("g", parent=top).ino)
         row = make_snapshot(namespace, b"one", top)
         for name in (b"f", b"g"):
             namespace.change(lambda txn, name=name: tree.unlink(txn, top, name, now_ns=2))
-        job = namespace.change(lambda txn: jobs.begin_restore(txn, row, row.root_ino, top, b"top", 1))
+        job = begin_restore(namespace, row, top)
         assert run_steps(namespace, job, row)
         end(namespace, job)
         drop_snapshot(namespace, b"one")
@@ -458,13 +457,11 @@ def test_a_deleted_snapshot_stays_until_its_bytes_are_not_needed(tmp_path: Path)
 
 
 def test_a_file_that_goes_before_it_is_published_gives_its_loan_back(tmp_path: Path) -> None:
-    with open_namespace(tmp_path) as namespace:
-        bucket = Bucket(namespace)
-        top = namespace.mkdir("top").ino
+    with with_bucket(tmp_path) as (namespace, bucket, top):
         bucket.write(namespace.create("f", parent=top).ino)
         row = make_snapshot(namespace, b"one", top)
         namespace.change(lambda txn: tree.unlink(txn, top, b"f", now_ns=2))
-        job = namespace.change(lambda txn: jobs.begin_restore(txn, row, row.root_ino, top, b"top", 1))
+        job = begin_restore(namespace, row, top)
         assert run_steps(namespace, job, row)
         end(namespace, job)
         file = namespace.resolve("top/f")
@@ -480,9 +477,7 @@ def test_a_file_that_goes_before_it_is_published_gives_its_loan_back(tmp_path: P
 
 
 def test_what_is_the_same_keeps_its_inode(tmp_path: Path) -> None:
-    with open_namespace(tmp_path) as namespace:
-        bucket = Bucket(namespace)
-        top = namespace.mkdir("top").ino
+    with with_bucket(tmp_path) as (namespace, bucket, top):
         directory = namespace.mkdir("d", top).ino
         inos = {name: namespace.create(name, parent=directory).ino for name in ("same", "mode", "bytes")}
         for ino in inos.values():
@@ -494,7 +489,7 @@ def test_what_is_the_same_keeps_its_inode(tmp_path: Path) -> None:
             found = survey(txn, row, row.root_ino, top, DEFAULTS, 1000)
         assert (found.entries, found.changes, found.missing_count) == (4, 2, 0)
         assert found.directories == [(b"d", directory, directory)]
-        job = namespace.change(lambda txn: jobs.begin_restore(txn, row, row.root_ino, top, b"top", 1))
+        job = begin_restore(namespace, row, top)
         assert run_steps(namespace, job, row)
         assert namespace.resolve("top/d").ino == directory
         assert namespace.resolve("top/d/same").ino == inos["same"]
@@ -504,16 +499,10 @@ def test_what_is_the_same_keeps_its_inode(tmp_path: Path) -> None:
 
 
 def test_jobs_and_loans_are_in_a_dump(tmp_path: Path) -> None:
-    from tierfs.namespace.dump import load_lines
-
-    with open_namespace(tmp_path / "a") as namespace:
-        bucket = Bucket(namespace)
-        top = namespace.mkdir("top").ino
+    with with_bucket(tmp_path / "a") as (namespace, bucket, top):
         bucket.write(namespace.create("f", parent=top).ino)
         row = make_snapshot(namespace, b"one", top)
-        job = namespace.change(
-            lambda txn: jobs.begin_clone(txn, row, row.root_ino, ROOT_INO, b"copy", b"copy", DEFAULTS, 1)
-        )
+        job = begin_clone(namespace, row)
         assert run_steps(namespace, job, row)
         with namespace.db.snapshot() as txn:
             lines = list(dump_lines(txn))

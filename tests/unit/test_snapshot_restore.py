@@ -21,8 +21,13 @@ from tests.support.engine import (
     running_engine,
     settings_for,
 )
-from tests.unit.test_snapshots import delete, kept_objects, overwrite, snapshot
-from tests.unit.test_snapshots import read as read_in_snapshot
+from tests.support.snapshots import (
+    delete_snapshot,
+    kept_objects,
+    make_snapshot,
+    overwrite,
+    read_in_snapshots,
+)
 from tierfs.control.protocol import (
     SnapshotCloneReply,
     SnapshotCloneRequest,
@@ -147,7 +152,7 @@ async def test_a_restore_brings_back_what_was_changed_and_removes_what_was_added
         changed = await engine.write_file("changed", b"old")
         await engine.write_file("gone", b"gone", parent=d)
         await engine.names.link((await lookup(engine, "d/gone")).ino, ROOT_INO, b"linked")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await overwrite(engine, changed, b"new")
         await engine.names.unlink(d, b"gone")
         await engine.names.unlink(ROOT_INO, b"linked")
@@ -172,8 +177,8 @@ async def test_a_restore_brings_back_what_was_changed_and_removes_what_was_added
         assert objects_in(engine.bucket) == {
             "changed": b"old", "d/gone": b"gone", "d/same": b"same", "linked": b"gone"
         }  # fmt: skip
-        assert await read_in_snapshot(engine, f"{reply.backup}/changed") == b"new"
-        assert await read_in_snapshot(engine, f"{reply.backup}/later/f") == b"later"
+        assert await read_in_snapshots(engine, f"{reply.backup}/changed") == b"new"
+        assert await read_in_snapshots(engine, f"{reply.backup}/later/f") == b"later"
         # And back again.
         await restore(engine, reply.backup, backup=False)
         await drained(engine)
@@ -181,7 +186,7 @@ async def test_a_restore_brings_back_what_was_changed_and_removes_what_was_added
         again = await restore(engine, reply.backup)
         assert (again.made, again.replaced, again.removed, again.changed, again.backup) == (0, 0, 0, 0, None)
         for name in ("one", reply.backup):
-            await delete(engine, name)
+            await delete_snapshot(engine, name)
         assert kept_objects(engine) == []
     no_problems(tmp_path)
 
@@ -192,7 +197,7 @@ async def test_no_content_is_read_and_every_object_is_copied_on_the_server(tmp_p
         d = await make_directory(engine, "d")
         for number in range(5):
             await engine.write_file(f"f{number}", b"%d" % number * 1000, parent=d)
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         for number in range(5):
             await engine.names.unlink(d, b"f%d" % number)
         await drained(engine)
@@ -215,7 +220,7 @@ async def test_a_clone_is_writable_and_its_own(tmp_path: Path) -> None:
         await engine.write_file("f", b"bytes", parent=d)
         await engine.write_file("g", b"other", parent=await make_directory(engine, "e", d))
         await engine.attributes.set_xattr((await lookup(engine, "d/f")).ino, b"user.x", b"1")
-        await snapshot(engine, "one", "d")
+        await make_snapshot(engine, "one", "d")
         wrap.store.counts.clear()
         reply = await clone(engine, "one", "copy")
         assert reply.entries == 3
@@ -229,7 +234,7 @@ async def test_a_clone_is_writable_and_its_own(tmp_path: Path) -> None:
         await engine.files.write(number, 0, b"B")
         await engine.files.release(number)
         await clone(engine, "one/e", "d/inner")
-        await delete(engine, "one")
+        await delete_snapshot(engine, "one")
         await drained(engine)
         assert objects_in(engine.bucket) == {
             "d/f": b"bytes", "d/e/g": b"other", "copy/f": b"Bytes", "copy/e/g": b"other", "d/inner/g": b"other"
@@ -243,7 +248,7 @@ async def test_a_clone_outlives_its_snapshot_and_what_it_was_made_of(tmp_path: P
     async with running_engine(settings_for(tmp_path), publishing=False) as engine:
         await engine.write_file("f", b"bytes")
         await engine.parts.publisher.publish_now((await lookup(engine, "f")).ino)
-        await snapshot(engine, "one", flush=False)
+        await make_snapshot(engine, "one", flush=False)
         await clone(engine, "one", "copy")
         await engine.names.unlink(ROOT_INO, b"f")
         await SnapshotHandlers(engine.parts).delete(_named("one"), lambda progress: None)
@@ -281,7 +286,7 @@ async def test_a_file_is_written_before_it_has_an_object(tmp_path: Path, store_a
     async with running_engine(settings, publishing=False, wrap=wrap) as engine:
         await engine.write_file("f", b"x" * 300_000)
         await engine.parts.publisher.publish_now((await lookup(engine, "f")).ino)
-        await snapshot(engine, "one", flush=False)
+        await make_snapshot(engine, "one", flush=False)
         await clone(engine, "one", "copy")
         await job_has_ended(engine)
         if not store_answers:
@@ -303,7 +308,7 @@ async def test_a_file_is_written_before_it_has_an_object(tmp_path: Path, store_a
 async def test_an_open_file_keeps_what_it_had(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         inode = await engine.write_file("f", b"old")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await overwrite(engine, inode, b"newer")
         await drained(engine)
         reader = await engine.files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
@@ -320,7 +325,7 @@ async def test_an_open_file_keeps_what_it_had(tmp_path: Path) -> None:
 async def test_files_that_are_open_for_writing_are_in_the_way(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         inode = await engine.write_file("f", b"old")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         number = await engine.files.open(inode.ino, os.O_RDWR | os.O_TRUNC, ROOT_CALLER)
         await engine.files.write(number, 0, b"written")
         with pytest.raises(Busy, match=r"1 files are open for writing \(/f\)"):
@@ -332,17 +337,17 @@ async def test_files_that_are_open_for_writing_are_in_the_way(tmp_path: Path) ->
         await engine.files.release(number)
         await drained(engine)
         assert objects_in(engine.bucket) == {"f": b"old"}
-        assert await read_in_snapshot(engine, f"{reply.backup}/f") == b"written"
+        assert await read_in_snapshots(engine, f"{reply.backup}/f") == b"written"
 
 
 async def test_bytes_that_are_not_in_the_store_yet_are_in_the_backup(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path, upload_delay_s=3600.0)) as engine:
         inode = await engine.write_file("f", b"old")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await overwrite(engine, inode, b"only here")
         reply = await restore(engine, "one")
         assert await read(engine, "f") == b"old"
-        assert await read_in_snapshot(engine, f"{reply.backup}/f") == b"only here"
+        assert await read_in_snapshots(engine, f"{reply.backup}/f") == b"only here"
         await drained(engine)
         assert objects_in(engine.bucket) == {"f": b"old"}
 
@@ -357,7 +362,7 @@ async def test_nothing_is_restored_when_the_backup_cannot_be_made(tmp_path: Path
     settings = settings_for(tmp_path, store_timeout_s=0.05, upload_delay_s=3600.0)
     async with running_engine(settings, wrap=wrap) as engine:
         inode = await engine.write_file("f", b"old")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await overwrite(engine, inode, b"only here")
         wrap.store.refuse = refuse
         with pytest.raises(StoreError, match="no snapshot was made"):
@@ -372,7 +377,7 @@ async def test_what_nobody_has_any_more_is_named_and_left_alone(tmp_path: Path) 
     async with running_engine(settings_for(tmp_path, upload_delay_s=3600.0)) as engine:
         await engine.write_file("new", b"not in the store then")
         await engine.write_file("empty", b"")
-        await snapshot(engine, "one", flush=False)
+        await make_snapshot(engine, "one", flush=False)
         await drained(engine)
         await engine.names.unlink(ROOT_INO, b"empty")
         with pytest.raises(StaleContent, match=r"1 entries of the snapshot .* the first is new: .*--force"):
@@ -398,7 +403,7 @@ async def test_a_directory_that_had_not_been_listed_is_left_alone(tmp_path: Path
     async with running_engine(settings) as engine:
         await engine.names.open_directory(ROOT_INO)
         await engine.write_file("g", b"old")
-        await snapshot(engine, "bare")
+        await make_snapshot(engine, "bare")
         await engine.names.unlink(ROOT_INO, b"g")
         with pytest.raises(StaleContent, match="the first is d/: not listed when the snapshot was made"):
             await restore(engine, "bare")
@@ -419,7 +424,7 @@ async def test_what_others_replaced_in_the_bucket_is_not_invented(tmp_path: Path
     async with running_engine(settings_for(tmp_path, tiers=())) as engine:
         await engine.write_file("f", b"ours")
         await engine.write_file("g", b"kept")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         (tmp_path / "bucket" / "f").write_bytes(b"theirs, and longer")
         await clone(engine, "one", "copy")
         ino = (await lookup(engine, "copy/f")).ino
@@ -439,7 +444,7 @@ async def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> Non
     async with running_engine(settings_for(tmp_path)) as engine:
         d = await make_directory(engine, "d")
         await engine.write_file("f", b"bytes", parent=d)
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await engine.names.unlink(d, b"f")
         await engine.names.rmdir(ROOT_INO, b"d")
         await drained(engine)
@@ -455,8 +460,8 @@ async def test_a_directory_inside_the_snapshot_is_restored_alone(tmp_path: Path)
     async with running_engine(settings_for(tmp_path)) as engine:
         d, e = await make_directory(engine, "d"), await make_directory(engine, "e")
         files = [await engine.write_file("f", b"old", parent=parent) for parent in (d, e)]
-        await snapshot(engine, "one")
-        await snapshot(engine, "only-d", "d")
+        await make_snapshot(engine, "one")
+        await make_snapshot(engine, "only-d", "d")
         for file in files:
             await overwrite(engine, file, b"new")
         await engine.names.rename(ROOT_INO, b"d", ROOT_INO, b"moved", 0)
@@ -476,7 +481,7 @@ async def test_a_file_where_a_directory_was_and_the_other_way_round(tmp_path: Pa
         d = await make_directory(engine, "x")
         await engine.write_file("f", b"in x", parent=d)
         await engine.write_file("y", b"file y")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await engine.names.unlink(d, b"f")
         await engine.names.rmdir(ROOT_INO, b"x")
         await engine.write_file("x", b"file x")
@@ -496,7 +501,7 @@ async def test_refusals(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         await engine.write_file("f", b"bytes")
         await make_directory(engine, "d")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         with pytest.raises(NotFound, match="no snapshot called two"):
             await restore(engine, "two")
         with pytest.raises(NotFound, match="no snapshot called two"):
@@ -556,7 +561,7 @@ async def test_what_was_interrupted_goes_on_at_the_next_mount(
             for number in range(4):
                 await engine.write_file(f"f{number}", f"{directory}{number}".encode(), parent=parent)
         await engine.names.link((await lookup(engine, "a/f0")).ino, (await lookup(engine, "c")).ino, b"link")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         for directory in ("a", "b"):
             parent = (await lookup(engine, directory)).ino
             for number in range(4):
@@ -597,7 +602,7 @@ async def test_what_was_interrupted_goes_on_at_the_next_mount(
         with engine.parts.db.read() as txn:
             names = [row.name for row in snapshots.every(txn)]
         for name in names:
-            await delete(engine, name.decode())
+            await delete_snapshot(engine, name.decode())
         assert kept_objects(engine) == []
     no_problems(tmp_path)
 
@@ -607,7 +612,7 @@ async def test_the_same_command_waits_for_what_has_begun(tmp_path: Path) -> None
     async with running_engine(settings_for(tmp_path)) as engine:
         for number in range(30):
             await engine.write_file(f"f{number}", b"%d" % number)
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         replies: list[SnapshotCloneReply] = []
         with trio.CancelScope() as scope:
 
@@ -639,7 +644,7 @@ async def test_a_place_that_is_taken_meanwhile_is_left_alone(
     async with running_engine(settings_for(tmp_path)) as engine:
         for number in range(6):
             await engine.write_file(f"f{number}", b"%d" % number)
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         first = True
 
         async def taking(self: rebuilder.Rebuilder, *args: Any, **kwargs: Any) -> Any:
@@ -659,7 +664,7 @@ async def test_a_place_that_is_taken_meanwhile_is_left_alone(
         with engine.parts.db.read() as txn:
             assert not txn.entries(txn.tables.loan)
             assert not txn.entries(txn.tables.job)
-        await delete(engine, "one")
+        await delete_snapshot(engine, "one")
         assert kept_objects(engine) == []
     no_problems(tmp_path)
 
@@ -672,7 +677,7 @@ async def test_the_snapshot_is_deleted_while_it_is_cloned(
     async with running_engine(settings_for(tmp_path)) as engine:
         for number in range(6):
             await engine.write_file(f"f{number}", b"%d" % number)
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
 
         async def deleting(self: rebuilder.Rebuilder, *args: Any, **kwargs: Any) -> Any:
             with engine.parts.db.read() as txn:
@@ -731,7 +736,7 @@ async def test_a_crash_at_any_request_loses_nothing_and_leaves_nothing_behind(
     async with running_engine(settings) as engine:
         d = await make_directory(engine, "d")
         files = [await engine.write_file(f"f{number}", b"%d" % number, parent=d) for number in range(3)]
-        await snapshot(engine, "one", "d")
+        await make_snapshot(engine, "one", "d")
         await overwrite(engine, files[0], b"changed")
         await engine.names.unlink(d, b"f1")
         await engine.names.rename(d, b"f2", ROOT_INO, b"moved", 0)
@@ -783,7 +788,7 @@ async def test_a_flush_waits_for_all_of_a_clone(tmp_path: Path, monkeypatch: pyt
     async with running_engine(settings_for(tmp_path)) as engine:
         for number in range(5):
             await engine.write_file(f"f{number}", b"%d" % number)
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await clone(engine, "one", "copy")
         ended = False
 
@@ -823,7 +828,7 @@ async def test_what_is_unmounted_is_finished_by_a_drain(
     async with running_engine(settings) as engine:
         for number in range(5):
             await engine.write_file(f"f{number}", b"%d" % number)
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         monkeypatch.setattr(rebuilder.Rebuilder, "_step", stopping)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(clone, engine, "one", "copy")

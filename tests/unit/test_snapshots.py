@@ -13,20 +13,22 @@ import trio.testing
 
 from tests.support.engine import (
     ROOT_CALLER,
-    Engine,
     drained,
     objects_in,
     running_engine,
     settings_for,
 )
 from tests.support.namespace import open_namespace
-from tests.support.watched_store import WatchedStore
-from tierfs.control.protocol import (
-    SnapshotCreateRequest,
-    SnapshotDeleteRequest,
-    SnapshotDiffRequest,
-    SnapshotListRequest,
+from tests.support.snapshots import (
+    delete_snapshot,
+    find_in_snapshots,
+    kept_objects,
+    make_snapshot,
+    overwrite,
+    read_in_snapshots,
 )
+from tests.support.watched_store import WatchedStore
+from tierfs.control.protocol import SnapshotDiffRequest
 from tierfs.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -46,48 +48,9 @@ from tierfs.namespace import past, snapshots, tree
 from tierfs.namespace.dump import check, dump, load
 from tierfs.namespace.transaction import HISTORY_TABLES
 from tierfs.store.base import ObjectStore
-from tierfs.types import ROOT_INO, Inode
+from tierfs.types import ROOT_INO
 
 semantics = pytest.mark.semantics
-
-
-async def snapshot(engine: Engine, name: str, path: str = "", **options: object) -> None:
-    request = SnapshotCreateRequest(name=name.encode(), path=path.encode(), **options)  # type: ignore[arg-type]
-    with trio.fail_after(60):
-        await SnapshotHandlers(engine.parts).create(request, lambda progress: None)
-
-
-async def delete(engine: Engine, name: str) -> None:
-    handlers = SnapshotHandlers(engine.parts)
-    await handlers.delete(SnapshotDeleteRequest(name=name.encode()), lambda progress: None)
-    with trio.fail_after(60):
-        while (await handlers.list_all(SnapshotListRequest(), lambda progress: None)).is_sweeping:
-            await trio.sleep(0.01)
-    await drained(engine)
-
-
-async def find(engine: Engine, path: str) -> Inode:
-    """Below the directory of snapshots."""
-    inode = await engine.names.lookup(ROOT_INO, b".tierfs")
-    for name in ("snapshots", *path.split("/")):
-        inode = await engine.names.lookup(inode.ino, name.encode())
-    return inode
-
-
-async def read(engine: Engine, path: str) -> bytes:
-    return await engine.read_file((await find(engine, path)).ino)
-
-
-async def overwrite(engine: Engine, inode: Inode, data: bytes) -> None:
-    number = await engine.files.open(inode.ino, os.O_RDWR | os.O_TRUNC, ROOT_CALLER)
-    await engine.files.write(number, 0, data)
-    await engine.files.flush(number)
-    await engine.files.release(number)
-
-
-def kept_objects(engine: Engine) -> list[bytes]:
-    below = engine.bucket / ".tierfs" / "snapshots"
-    return sorted(path.read_bytes() for path in below.iterdir()) if below.is_dir() else []
 
 
 async def test_a_snapshot_keeps_what_is_overwritten_renamed_and_removed(tmp_path: Path) -> None:
@@ -95,7 +58,7 @@ async def test_a_snapshot_keeps_what_is_overwritten_renamed_and_removed(tmp_path
         changed = await engine.write_file("changed", b"old")
         await engine.write_file("moved", b"moved")
         await engine.write_file("gone", b"gone")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await overwrite(engine, changed, b"new")
         await engine.names.rename(ROOT_INO, b"moved", ROOT_INO, b"elsewhere", 0)
         await engine.names.unlink(ROOT_INO, b"gone")
@@ -104,13 +67,13 @@ async def test_a_snapshot_keeps_what_is_overwritten_renamed_and_removed(tmp_path
         assert objects_in(engine.bucket) == {"changed": b"new", "elsewhere": b"moved", "later": b"later"}
         # What only moved is read where it is now: no copy of it was made.
         assert kept_objects(engine) == [b"gone", b"old"]
-        assert await read(engine, "one/changed") == b"old"
-        assert await read(engine, "one/moved") == b"moved"
-        assert await read(engine, "one/gone") == b"gone"
+        assert await read_in_snapshots(engine, "one/changed") == b"old"
+        assert await read_in_snapshots(engine, "one/moved") == b"moved"
+        assert await read_in_snapshots(engine, "one/gone") == b"gone"
         for name in ("elsewhere", "later"):
             with pytest.raises(NotFound):
-                await find(engine, f"one/{name}")
-        await delete(engine, "one")
+                await find_in_snapshots(engine, f"one/{name}")
+        await delete_snapshot(engine, "one")
         assert kept_objects(engine) == []
         with pytest.raises(NotFound):
             await engine.names.lookup(ROOT_INO, b".tierfs")
@@ -121,21 +84,21 @@ async def test_a_snapshot_keeps_what_is_overwritten_renamed_and_removed(tmp_path
 async def test_a_version_that_two_snapshots_see_is_copied_once_and_goes_with_the_last(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         inode = await engine.write_file("f", b"1")
-        await snapshot(engine, "a")
-        await snapshot(engine, "b")
+        await make_snapshot(engine, "a")
+        await make_snapshot(engine, "b")
         await overwrite(engine, inode, b"2")
         await drained(engine)
-        await snapshot(engine, "c")
+        await make_snapshot(engine, "c")
         await overwrite(engine, inode, b"3")
         await drained(engine)
         assert kept_objects(engine) == [b"1", b"2"]
-        await delete(engine, "b")
-        assert await read(engine, "a/f") == b"1"
-        assert await read(engine, "c/f") == b"2"
-        await delete(engine, "c")
+        await delete_snapshot(engine, "b")
+        assert await read_in_snapshots(engine, "a/f") == b"1"
+        assert await read_in_snapshots(engine, "c/f") == b"2"
+        await delete_snapshot(engine, "c")
         assert kept_objects(engine) == [b"1"]
-        assert await read(engine, "a/f") == b"1"
-        await delete(engine, "a")
+        assert await read_in_snapshots(engine, "a/f") == b"1"
+        await delete_snapshot(engine, "a")
         assert kept_objects(engine) == []
 
 
@@ -143,13 +106,13 @@ async def test_an_open_file_that_is_written_is_in_the_snapshot_as_it_was_then(tm
     async with running_engine(settings_for(tmp_path)) as engine:
         number, _ = await engine.files.create(ROOT_INO, b"log", 0o644, os.O_RDWR, ROOT_CALLER)
         await engine.files.write(number, 0, b"first")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await engine.files.write(number, 5, b" second")
-        assert await read(engine, "one/log") == b"first"
+        assert await read_in_snapshots(engine, "one/log") == b"first"
         await engine.files.release(number)
         await drained(engine)
-        assert await read(engine, "one/log") == b"first"
-        assert (await find(engine, "one/log")).size_bytes == 5
+        assert await read_in_snapshots(engine, "one/log") == b"first"
+        assert (await find_in_snapshots(engine, "one/log")).size_bytes == 5
 
 
 @semantics(
@@ -162,12 +125,12 @@ async def test_without_a_flush_a_file_is_there_as_the_store_had_it(tmp_path: Pat
         await drained(engine)
         await overwrite(engine, known, b"not yet stored")
         await engine.write_file("new", b"only here")
-        await snapshot(engine, "one", flush=False)
+        await make_snapshot(engine, "one", flush=False)
         for _ in range(2):
-            assert await read(engine, "one/known") == b"stored"
-            assert (await find(engine, "one/known")).size_bytes == len(b"stored")
+            assert await read_in_snapshots(engine, "one/known") == b"stored"
+            assert (await find_in_snapshots(engine, "one/known")).size_bytes == len(b"stored")
             with pytest.raises(StaleContent):
-                await read(engine, "one/new")
+                await read_in_snapshots(engine, "one/new")
             await drained(engine)  # and it stays so when the bytes have reached the store
         assert objects_in(engine.bucket) == {"known": b"not yet stored", "new": b"only here"}
 
@@ -176,8 +139,8 @@ async def test_nothing_in_a_snapshot_can_be_changed(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         directory = await engine.names.create(ROOT_INO, b"d", 0o040755, ROOT_CALLER)
         await engine.write_file("f", b"bytes", parent=directory.ino)
-        await snapshot(engine, "one")
-        folder, file = await find(engine, "one/d"), await find(engine, "one/d/f")
+        await make_snapshot(engine, "one")
+        folder, file = await find_in_snapshots(engine, "one/d"), await find_in_snapshots(engine, "one/d/f")
         names, files, attributes = engine.names, engine.files, engine.attributes
         attempts = [
             lambda: names.create(folder.ino, b"x", 0o100644, ROOT_CALLER),
@@ -203,8 +166,8 @@ async def test_nothing_in_a_snapshot_can_be_changed(tmp_path: Path) -> None:
 async def test_a_handle_of_the_front_and_one_of_the_engine_are_not_mixed_up(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         await engine.write_file("f", b"bytes")
-        await snapshot(engine, "one")
-        file = await find(engine, "one/f")
+        await make_snapshot(engine, "one")
+        file = await find_in_snapshots(engine, "one/f")
         number = await engine.files.open(file.ino, os.O_RDONLY, ROOT_CALLER)
         assert engine.parts.services.snapshots.has_open(number)
         assert not engine.parts.services.snapshots.has_open(FRONT_HANDLE | number)
@@ -217,8 +180,8 @@ async def test_a_reader_goes_on_while_the_object_is_copied_away(tmp_path: Path) 
     # Without tiers every read asks the store.
     async with running_engine(settings_for(tmp_path, tiers=())) as engine:
         inode = await engine.write_file("f", b"old")
-        await snapshot(engine, "one")
-        number = await engine.files.open((await find(engine, "one/f")).ino, os.O_RDONLY, ROOT_CALLER)
+        await make_snapshot(engine, "one")
+        number = await engine.files.open((await find_in_snapshots(engine, "one/f")).ino, os.O_RDONLY, ROOT_CALLER)
         await overwrite(engine, inode, b"new")
         await drained(engine)
         assert await engine.files.read(number, 0, 10) == b"old"
@@ -239,7 +202,7 @@ async def test_an_object_is_not_overwritten_when_it_cannot_be_copied(tmp_path: P
 
     async with running_engine(settings_for(tmp_path, store_timeout_s=0.05), wrap=wrap) as engine:
         inode = await engine.write_file("f", b"old")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         store.before = refuse
         await overwrite(engine, inode, b"new")
         with trio.fail_after(60):
@@ -249,7 +212,7 @@ async def test_an_object_is_not_overwritten_when_it_cannot_be_copied(tmp_path: P
         store.before = lambda operation, key: None
         await drained(engine)
         assert objects_in(engine.bucket) == {"f": b"new"}
-        assert await read(engine, "one/f") == b"old"
+        assert await read_in_snapshots(engine, "one/f") == b"old"
 
 
 async def test_a_snapshot_waits_for_an_upload_that_is_under_way(tmp_path: Path) -> None:
@@ -269,7 +232,7 @@ async def test_a_snapshot_waits_for_an_upload_that_is_under_way(tmp_path: Path) 
         made: list[str] = []
 
         async def make() -> None:
-            await snapshot(engine, "one", flush=False)
+            await make_snapshot(engine, "one", flush=False)
             made.append("one")
 
         async with trio.open_nursery() as nursery:
@@ -277,7 +240,7 @@ async def test_a_snapshot_waits_for_an_upload_that_is_under_way(tmp_path: Path) 
             await trio.testing.wait_all_tasks_blocked()
             assert made == []
             hold.go.set()
-        assert await read(engine, "one/f") == b"new"
+        assert await read_in_snapshots(engine, "one/f") == b"new"
 
 
 async def test_a_store_that_does_not_answer_makes_no_snapshot(tmp_path: Path) -> None:
@@ -295,7 +258,7 @@ async def test_a_store_that_does_not_answer_makes_no_snapshot(tmp_path: Path) ->
         store.before = refuse
         await engine.write_file("f", b"bytes")
         with pytest.raises(StoreError, match="no snapshot was made"):
-            await snapshot(engine, "one")
+            await make_snapshot(engine, "one")
         with engine.parts.db.read() as txn:
             assert snapshots.every(txn) == []
 
@@ -312,14 +275,14 @@ async def test_only_what_was_listed_can_be_opened(tmp_path: Path) -> None:
         (tmp_path / "bucket" / "d" / f"g{number}").touch()
     async with running_engine(settings) as engine:
         await engine.names.open_directory(ROOT_INO)
-        await snapshot(engine, "bare")
+        await make_snapshot(engine, "bare")
         with pytest.raises(StaleContent):
-            await engine.names.open_directory((await find(engine, "bare/d")).ino)
-        await snapshot(engine, "full", complete=True)
-        await engine.names.open_directory((await find(engine, "full/d")).ino)
-        assert await read(engine, "full/d/f") == b"theirs"
+            await engine.names.open_directory((await find_in_snapshots(engine, "bare/d")).ino)
+        await make_snapshot(engine, "full", complete=True)
+        await engine.names.open_directory((await find_in_snapshots(engine, "full/d")).ino)
+        assert await read_in_snapshots(engine, "full/d/f") == b"theirs"
         with pytest.raises(StaleContent):
-            await engine.names.open_directory((await find(engine, "bare/d")).ino)
+            await engine.names.open_directory((await find_in_snapshots(engine, "bare/d")).ino)
 
 
 async def test_differences(tmp_path: Path) -> None:
@@ -330,7 +293,7 @@ async def test_differences(tmp_path: Path) -> None:
         mode = await engine.write_file("mode", b"same")
         await engine.write_file("gone", b"", parent=directory.ino)
         await engine.write_file("same", b"same", parent=directory.ino)
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await overwrite(engine, changed, b"new")
         await engine.attributes.set(mode.ino, AttributeChange(mode=0o600), ROOT_CALLER)
         await engine.names.unlink(directory.ino, b"gone")
@@ -352,7 +315,7 @@ async def test_differences(tmp_path: Path) -> None:
         assert await diff(None) == expected
         await drained(engine)
         assert await diff(None) == expected
-        await snapshot(engine, "two")
+        await make_snapshot(engine, "two")
         await engine.names.unlink(ROOT_INO, b"changed")
         assert await diff(b"two") == expected
         assert await diff(b"one") == set()
@@ -361,7 +324,7 @@ async def test_differences(tmp_path: Path) -> None:
 async def test_what_cannot_be_a_snapshot_is_refused(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         await engine.write_file("f", b"x")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         for name, path, error in (
             ("one", "", AlreadyExists),
             ("", "", InvalidArgument),
@@ -372,9 +335,9 @@ async def test_what_cannot_be_a_snapshot_is_refused(tmp_path: Path) -> None:
             ("n", ".tierfs/snapshots/one", InvalidArgument),
         ):
             with pytest.raises(error):
-                await snapshot(engine, name, path)
+                await make_snapshot(engine, name, path)
         with pytest.raises(NotFound):
-            await delete(engine, "two")
+            await delete_snapshot(engine, "two")
 
 
 @semantics(
@@ -385,12 +348,12 @@ async def test_a_snapshot_is_there_after_a_restart_and_its_sweep_goes_on(tmp_pat
     settings = settings_for(tmp_path)
     async with running_engine(settings) as engine:
         inode = await engine.write_file("f", b"old")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await overwrite(engine, inode, b"new")
         await drained(engine)
     assert check(tmp_path / "state") == []
     async with running_engine(settings) as engine:
-        assert await read(engine, "one/f") == b"old"
+        assert await read_in_snapshots(engine, "one/f") == b"old"
         # The row goes, and the engine ends before anything is swept.
         await engine.parts.db.commit(lambda txn: snapshots.delete(txn, b"one"))
         assert kept_objects(engine) == [b"old"]
@@ -404,7 +367,7 @@ async def test_a_snapshot_is_there_after_a_restart_and_its_sweep_goes_on(tmp_pat
 async def test_a_dump_has_the_snapshots_too(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path)) as engine:
         inode = await engine.write_file("f", b"old")
-        await snapshot(engine, "one")
+        await make_snapshot(engine, "one")
         await overwrite(engine, inode, b"new")
         await drained(engine)
         with engine.parts.db.read() as txn:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tierfs.errors import InvalidArgument
 from tierfs.mount.parts import Parts
-from tierfs.namespace import tree
+from tierfs.namespace import schema, tree
 from tierfs.types import Inode
 
 
@@ -14,6 +15,16 @@ async def resolve(parts: Parts, path: bytes) -> Inode:
     for name in filter(None, path.split(b"/")):
         inode = await parts.refresher.lookup(inode.ino, name)
     return inode
+
+
+def outside_reserved(path: bytes, refusal: str) -> bytes:
+    """``path`` without empty parts and dots. Raises ``InvalidArgument``: below .tierfs with ``refusal``."""
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise InvalidArgument("a path with .. in it")
+    if parts and parts[0] == schema.RESERVED_NAME:
+        raise InvalidArgument(refusal)
+    return b"/".join(parts)
 
 
 def text(path: bytes) -> str:

@@ -24,10 +24,10 @@ from tierfs.errors import (
     TierfsError,
 )
 from tierfs.mount.parts import Parts
-from tierfs.mount.paths import resolve, text
+from tierfs.mount.paths import outside_reserved, resolve, text
 from tierfs.mount.rebuilder import Running
 from tierfs.mount.snapshots import SnapshotHandlers
-from tierfs.namespace import jobs, past, records, schema, snapshots, tree
+from tierfs.namespace import jobs, past, records, snapshots, tree
 from tierfs.namespace.sameness import Survey
 from tierfs.namespace.schema import JobRow, SnapshotRow
 from tierfs.namespace.transaction import ReadTransaction
@@ -37,6 +37,7 @@ REPORT_S = 0.2
 MOST_NAMED = 3
 RELEASE_PATIENCE_S = 1.0
 RELEASE_LOOK_S = 0.05
+UNCHANGEABLE = "below .tierfs nothing can be changed"
 
 
 class RebuildHandlers:
@@ -53,7 +54,7 @@ class RebuildHandlers:
     async def restore(self, request: p.SnapshotRestoreRequest, report: Report) -> p.SnapshotRestoreReply:
         parts = self._parts
         self._made.check_writable()
-        path = _clean(request.path)
+        path = outside_reserved(request.path, UNCHANGEABLE)
         with parts.db.read() as txn:
             row = snapshots.find(txn, request.name)
         running = parts.rebuilder.find(is_clone=False, path=path, epoch=row.epoch)
@@ -98,10 +99,10 @@ class RebuildHandlers:
     async def clone(self, request: p.SnapshotCloneRequest, report: Report) -> p.SnapshotCloneReply:
         parts = self._parts
         self._made.check_writable()
-        path = _clean(request.path)
+        path = outside_reserved(request.path, UNCHANGEABLE)
         with parts.db.read() as txn:
             row = snapshots.find(txn, request.name)
-            source = self._in_snapshot(txn, row, _clean(request.below))
+            source = self._in_snapshot(txn, row, outside_reserved(request.below, UNCHANGEABLE))
         running = await self._make_clone(row, source, path, request.force, report)
         return p.SnapshotCloneReply(
             path=text(path), name=text(row.name), entries=running.made, missing=_missing(running.missing),
@@ -249,15 +250,6 @@ class RebuildHandlers:
             missing_count=len(running.missing),
             elapsed_s=running.elapsed_s,
         )
-
-
-def _clean(path: bytes) -> bytes:
-    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
-    if b".." in parts:
-        raise InvalidArgument("a path with .. in it")
-    if parts and parts[0] == schema.RESERVED_NAME:
-        raise InvalidArgument("below .tierfs nothing can be changed")
-    return b"/".join(parts)
 
 
 def _missing(found: list[tuple[bytes, str]]) -> list[p.MissingFile]:

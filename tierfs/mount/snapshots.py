@@ -10,13 +10,12 @@ import trio
 
 from tierfs.control import protocol as p
 from tierfs.control.server import ControlServer, Report
-from tierfs.errors import InvalidArgument, NotADirectory, ReadOnly, StoreError, TierfsError
+from tierfs.errors import NotADirectory, ReadOnly, StoreError, TierfsError
 from tierfs.fs.snapshots import LIST_INO, LIST_NAME
 from tierfs.mount.parts import Parts
-from tierfs.mount.paths import resolve, text
+from tierfs.mount.paths import outside_reserved, resolve, text
 from tierfs.namespace import difference, records, schema, snapshots, tree
 from tierfs.namespace.schema import JobRow, SnapshotRow
-from tierfs.types import Inode
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +37,9 @@ class SnapshotHandlers:
         parts = self._parts
         self.check_writable()
         snapshots.check_name(request.name)
-        root = await self._resolve(request.path)
+        root = await resolve(
+            parts, outside_reserved(request.path, "a snapshot cannot be made of a snapshot")
+        )
         if not root.is_dir:
             raise NotADirectory(f"{text(request.path) or '/'} is no directory")
         if request.complete:
@@ -112,11 +113,6 @@ class SnapshotHandlers:
     def check_writable(self) -> None:
         if self._parts.settings.read_only:
             raise ReadOnly("mounted read-only")
-
-    async def _resolve(self, path: bytes) -> Inode:
-        if path.split(b"/")[0] == schema.RESERVED_NAME:
-            raise InvalidArgument("a snapshot cannot be made of a snapshot")
-        return await resolve(self._parts, path)
 
     async def _flush(self, path: bytes, report: Report) -> set[int]:
         """Put everything below ``path`` into the store; returns what of it is open for writing."""
