@@ -427,7 +427,7 @@ class Staging:
                 await self._dirty.remove(self.content_id)
 
     async def close(self) -> None:
-        """Forget the descriptor; the bytes stay, dirty, until ``seal`` or ``discard``. Idempotent."""
+        """Forget the descriptor; the bytes stay, dirty, until ``sealing.seal`` or ``discard``. Idempotent."""
         async with self._lock:
             if not self._closed:
                 self._close()

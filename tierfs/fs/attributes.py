@@ -21,7 +21,7 @@ CHECKPOINT = b"user.tierfs.checkpoint"
 XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
 """The kernel checks who may set which, and removes ``security.capability`` when a file changes."""
 PRIVILEGES = b"security.capability"
-"""What the kernel asks for before a write (see ``writeback.direct``)."""
+"""What the kernel asks for before a write (see ``writeback.throttle``)."""
 LABEL = b"security.selinux"
 """What ls(1) asks for; see ``Attributes.get_xattr``."""
 BLOCK_SIZE_BYTES = 4096

@@ -15,8 +15,7 @@ from tierfs.control import registry
 from tierfs.errors import ConfigError
 from tierfs.mount.parts import Parts, open_parts
 from tierfs.mount.recovery import recover
-from tierfs.writeback.backlog import Totals
-from tierfs.writeback.backlog import Failure
+from tierfs.writeback.backlog import Failure, Totals
 
 OnProgress = Callable[[int, int, int, int], None]
 """``(files before, bytes before, files left, bytes left)``"""

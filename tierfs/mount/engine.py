@@ -35,7 +35,7 @@ from tierfs.mount.recovery import recover, restore_handles
 from tierfs.mount.snapshots import SnapshotHandlers
 from tierfs.namespace import repeats
 from tierfs.types import ROOT_INO
-from tierfs.writeback.direct import DirectWrites
+from tierfs.writeback.throttle import DirectWriteThrottle
 
 log = structlog.get_logger(__name__)
 
@@ -141,7 +141,7 @@ class Engine:
                 nursery.start_soon(front.run)
                 parts.services.lend = front.lend
                 parts.services.place_mark = front.place_mark
-                writes = DirectWrites(
+                writes = DirectWriteThrottle(
                     parts.db, parts.cache, parts.contents, self._settings.mountpoint, front.hold_writers
                 )
                 parts.services.hold_write = writes.wait_for_room

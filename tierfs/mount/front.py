@@ -285,7 +285,7 @@ class NativeFront:
         return True
 
     def hold_writers(self, yes: bool) -> None:
-        """See ``writeback.direct``. Never waits."""
+        """See ``writeback.throttle``. Never waits."""
         with contextlib.suppress(OSError):
             self._channel.send(Kind.HOLD, int(yes))
 

@@ -207,7 +207,7 @@ class Handlers:
         )
 
     async def _settle(self, awaited: Awaited, timeout_s: float | None, report: Report) -> bool:
-        """``Publisher.settle`` with a limit; False also when the time was up."""
+        """``Draining.settle`` with a limit; False also when the time was up."""
 
         def progress(files: int, size_bytes: int) -> None:
             report(

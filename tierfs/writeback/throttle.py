@@ -32,7 +32,7 @@ _LOOK_WHILE_HELD_S = 0.03
 _STAT_THREADS = 2
 
 
-class DirectWrites:
+class DirectWriteThrottle:
     """See the module docstring. ``hold(yes)`` tells the front."""
 
     def __init__(self, db: Database, cache: Cache, contents: ContentTable, mountpoint: str,
