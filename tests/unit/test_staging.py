@@ -31,8 +31,8 @@ from tests.support.tiers import (
     settled,
 )
 from tierfs.cache import area, device, sidecar
-from tierfs.cache.sidecar import Sidecar
 from tierfs.cache.sealing import seal
+from tierfs.cache.sidecar import Sidecar
 from tierfs.cache.staging import Staging
 from tierfs.errors import AlreadyExists, InvalidArgument, ObjectTooLarge, StaleContent, TierFailed, TierFull
 from tierfs.types import ContentId, ObjectRef, new_content_id

@@ -51,8 +51,10 @@ def open_tables(environment: Any, path: Path) -> tuple[Any, Any, Any]:
             raise FormatError(f"{path} is an LMDB data base, but not the index of a tierfs tier")
         if int(mark[len(_FORMAT_MARK) :]) != FORMAT:
             found = int(mark[len(_FORMAT_MARK) :])
-            raise FormatError(f"{path} has format {found}; this version of tierfs reads format {FORMAT}."
-                              " Use a newer version, or remove the directory (it is a cache)")
+            raise FormatError(
+                f"{path} has format {found}; this version of tierfs reads format {FORMAT}."
+                " Use a newer version, or remove the directory (it is a cache)"
+            )
     meta = environment.open_db(b"meta")
     tables = (environment.open_db(b"extent"), environment.open_db(b"pin"), meta)
     if not entries:
@@ -73,8 +75,17 @@ def _environment(path: Path, sync: bool) -> Any:
     failure: Exception | None = None
     for map_size in _MAP_SIZES:
         try:
-            return lmdb.open(str(path), map_size=map_size, max_dbs=8, max_readers=512, mode=0o600,
-                             metasync=False, sync=sync, readahead=False, subdir=True)
+            return lmdb.open(
+                str(path),
+                map_size=map_size,
+                max_dbs=8,
+                max_readers=512,
+                mode=0o600,
+                metasync=False,
+                sync=sync,
+                readahead=False,
+                subdir=True,
+            )
         except lmdb.MemoryError as error:
             failure = error
         except lmdb.Error as error:

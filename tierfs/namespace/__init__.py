@@ -5,8 +5,8 @@ Owns: ``STATE_DIR/namespace.lmdb`` and nothing else. It knows no tier, no FUSE a
 Modules, from the bottom up, each importing only those above it:
 
 * ``transaction``, ``schema`` (key and record layout), ``records`` (one row at a time)
-* ``durability`` (what a power cut leaves), ``environment``, ``change``, ``lazy_sync``, ``group_commit`` (how a
-  change is committed) and ``db`` (the one owner of LMDB)
+* ``durability`` (what a power cut leaves), ``environment``, ``change``, ``lazy_sync``, ``group_commit`` (how
+  a change is committed) and ``db`` (the one owner of LMDB)
 * ``objects`` (keys of names, and where in the bucket an inode is), ``moved``, ``publish`` (what the bucket
   should hold against what it holds)
 * ``names``, ``xattr``, ``rename``, ``tree``: POSIX operations; ``tree`` is their one face

@@ -13,8 +13,8 @@ Nothing outside the directory is ever read or written: directories are not enter
 and a symbolic link to a file is followed only if the file lies inside.
 
 A put is a temporary file in ``.tierfs/tmp`` that is renamed into place (``local_placing``); ``local_removal``
-takes objects away. ``.tierfs/uploads`` holds unfinished multipart uploads, and ``.tierfs/meta`` metadata where
-extended attributes are not available.
+takes objects away. ``.tierfs/uploads`` holds unfinished multipart uploads, and ``.tierfs/meta`` metadata
+where extended attributes are not available.
 
 Any thread; see ``base.ObjectStore`` for what is raised.
 """

@@ -133,9 +133,7 @@ class Schedule:
             self.note(ino, 0.0)
         self._wake.set()
 
-    async def dispatch(
-        self, nursery: trio.Nursery, publish_one: Callable[[int], Awaitable[None]]
-    ) -> None:
+    async def dispatch(self, nursery: trio.Nursery, publish_one: Callable[[int], Awaitable[None]]) -> None:
         """Until cancelled: start ``publish_one(ino)`` for what is due; then ``note_ended`` is called."""
         rescan_at = trio.current_time() + RESCAN_S
         while True:
@@ -151,9 +149,7 @@ class Schedule:
                 rescan_at = trio.current_time() + RESCAN_S
                 self._note_forgotten()
 
-    def _start_due(
-        self, nursery: trio.Nursery, publish_one: Callable[[int], Awaitable[None]]
-    ) -> float:
+    def _start_due(self, nursery: trio.Nursery, publish_one: Callable[[int], Awaitable[None]]) -> float:
         """Start what is due while there is room; seconds until there may be more to do."""
         while self._due:
             at, ino = self._due[0]
