@@ -114,7 +114,7 @@ async def test_a_write_during_a_sync_is_not_on_the_disk(tmp_path: Path, disk: Di
         content = engine.parts.services.handles.file(number).content
         assert content.staging is not None
         staging = content.staging
-        disk.in_between = lambda: trio.from_thread.run_sync(staging.write_nowait, 0, b"later")
+        disk.in_between = lambda: trio.from_thread.run(staging.write, 0, b"later")
         await engine.files.fsync(number)
         assert held(engine) == (1, 0, 0)
         await engine.files.fsync(number)
