@@ -296,6 +296,6 @@ def test_what_has_just_been_flushed_can_be_evicted(mounted: Mounted) -> None:
             path.write_bytes(os.urandom(1_500_000))
         with ControlClient(socket_path) as engine:
             # Of a close the kernel tells a little later, and nobody waits for what is open.
-            wait_until(lambda: engine.call("flush", FlushRequest()).remaining_files == 0)
+            wait_until(lambda: engine.call("flush", FlushRequest()).remaining_files == 0, "the flush")
             assert engine.call("evict", EvictRequest(paths=names)).failed == []
         assert [os.getxattr(path, "user.tierfs.resident") for path in paths] == [b"0"] * len(paths)
