@@ -1,7 +1,7 @@
 """Who answers the kernel: pyfuse3 on ``/dev/fuse`` itself, or on a socket to the native front.
 
 Both have the same methods. The native front was there before this process, and starts another one should it
-die: see ``tierfs_native/src/main.c``. Trio thread only.
+die: see ``tierfs_native/src/front_supervisor.h``. Trio thread only.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ PAGE = 1000
 ANSWER_TIME_S = 0.05
 """For the answer to leave before the process does."""
 EXIT_UPGRADE = 75
-"""What the front takes as no failure (``TIERFS_EXIT_UPGRADE`` in main.c)."""
+"""What the front takes as no failure (``TIERFS_EXIT_UPGRADE`` in front_supervisor.h)."""
 PROGRESS_INTERVAL_S = 0.2
 Act = Callable[[Inode, ObjectRef | None], Awaitable[int]]
 Walk = AsyncIterator[tuple[bytes, Inode, ObjectRef | None]]
