@@ -1,4 +1,7 @@
-/* What the parts of the batch reader share: batch_plan.c resolves, batch_read.c reads. */
+/*
+ * What one thread needs for batch reads (tierfs_lane_open), for its parts alone: batch_plan.c resolves, batch_read.c reads.
+ * A lane is used by one thread at a time, and has no lock.
+ */
 #pragma once
 
 #include "batch.h"

@@ -41,6 +41,9 @@ unsigned tierfs_uring_depth(unsigned queues, size_t payload_bytes);
 /* How many CPUs the machine may have, as in /sys/devices/system/cpu/possible ("0-3", "0,2-5"). 0: not readable so. */
 unsigned tierfs_uring_count_cpus(const char *possible);
 
+/* That number for this machine. */
+unsigned tierfs_uring_possible_cpus(void);
+
 /*
  * Threads, rings and memory for all queues. device: the descriptor of /dev/fuse. payload_bytes: the largest that a
  * request or an answer may have, but for its headers, as INIT grants it. 0, or -errno and nothing is left behind.
