@@ -55,7 +55,7 @@ struct tierfs_lane {
     const struct tierfs_batch *batch;
     struct tierfs_reader *names;
     struct tierfs_index_reader *indexes[TIERFS_BATCH_TIERS];
-    uint64_t snapshots[TIERFS_BATCH_TIERS]; /* of the indexes, when the plan was made */
+    uint64_t names_snapshot, snapshots[TIERFS_BATCH_TIERS]; /* of names and indexes, when the plan was made */
     struct tierfs_ring *ring;
     uint64_t call;
     struct tierfs_known_directory directories[TIERFS_KNOWN_DIRECTORIES];

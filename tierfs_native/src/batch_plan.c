@@ -215,6 +215,7 @@ static int resolve_all(struct tierfs_lane *lane, const struct tierfs_caller *cal
     result = tierfs_reader_begin(lane->names);
     if (result < 0)
         return result;
+    lane->names_snapshot = tierfs_reader_snapshot(lane->names);
     result = tierfs_find_inode(lane->names, TIERFS_ROOT_INO, &with.root);
     for (size_t i = 0; i < count && result == 0; i++)
         if (files[i].outcome == TIERFS_LOCAL)

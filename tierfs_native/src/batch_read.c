@@ -54,6 +54,12 @@ static bool is_open(const struct tierfs_segment_file *slot, const struct tierfs_
     return slot->segment == piece->segment && slot->tier == piece->tier;
 }
 
+/* In this window, for an earlier piece. */
+static bool is_being_opened(const struct tierfs_segment_file *slot, const struct tierfs_piece *piece)
+{
+    return is_open(slot, piece) && slot->descriptor < 0;
+}
+
 /* One descriptor for the extents of one content that follow each other. */
 static bool shares_file(const struct tierfs_piece *piece, const struct tierfs_piece *before)
 {
@@ -70,9 +76,27 @@ static void note_opened(const struct window *window, size_t i, int descriptor)
     (void)posix_fadvise(descriptor, 0, 0, POSIX_FADV_RANDOM);
     piece->descriptor = descriptor;
     piece->owns_descriptor = true;
-    if (piece->segment != 0 && slot->segment == 0) {
+    if (piece->segment != 0 && (slot->segment == 0 || is_being_opened(slot, piece))) {
         *slot = (struct tierfs_segment_file){piece->segment, piece->tier, descriptor};
         piece->owns_descriptor = false;
+    }
+}
+
+/* With the piece that opened the file for them. */
+static void share_descriptors(const struct window *window)
+{
+    for (size_t i = 0; i < window->count; i++) {
+        struct tierfs_piece *piece = &window->pieces[i];
+        const struct tierfs_segment_file *slot = slot_of(window->lane, piece);
+
+        if (!is_wanted(window, i) || piece->descriptor >= 0)
+            continue;
+        if (piece->segment == 0)
+            piece->descriptor = window->pieces[i - 1].descriptor; /* shares_file: it is not the first */
+        else if (is_open(slot, piece))
+            piece->descriptor = slot->descriptor;
+        else
+            give_up(window, i, TIERFS_CHANGED);
     }
 }
 
@@ -83,7 +107,7 @@ static void open_files(const struct window *window)
 
     for (size_t i = 0; i < window->count; i++) {
         struct tierfs_piece *piece = &window->pieces[i];
-        const struct tierfs_segment_file *slot = slot_of(lane, piece);
+        struct tierfs_segment_file *slot = slot_of(lane, piece);
         int descriptor;
 
         piece->descriptor = -1;
@@ -101,6 +125,8 @@ static void open_files(const struct window *window)
             note_opened(window, i, descriptor);
             continue;
         }
+        if (piece->segment != 0 && slot->segment == 0)
+            *slot = (struct tierfs_segment_file){piece->segment, piece->tier, -1};
         lane->call_pieces[waiting] = i;
         lane->calls[waiting] = (struct tierfs_call){
             .kind = TIERFS_CALL_OPEN,
@@ -114,14 +140,16 @@ static void open_files(const struct window *window)
     for (size_t call = 0; call < waiting; call++) {
         const size_t i = lane->call_pieces[call];
 
-        if (lane->calls[call].result >= 0)
+        if (lane->calls[call].result >= 0) {
             note_opened(window, i, lane->calls[call].result);
-        else
-            give_up(window, i, lane->calls[call].result == -ENOENT ? TIERFS_CHANGED : TIERFS_UNREADABLE);
+            continue;
+        }
+        if (window->pieces[i].segment != 0 &&
+            is_being_opened(slot_of(lane, &window->pieces[i]), &window->pieces[i]))
+            slot_of(lane, &window->pieces[i])->segment = 0;
+        give_up(window, i, lane->calls[call].result == -ENOENT ? TIERFS_CHANGED : TIERFS_UNREADABLE);
     }
-    for (size_t i = 1; i < window->count; i++)
-        if (is_wanted(window, i) && window->pieces[i].descriptor < 0)
-            window->pieces[i].descriptor = window->pieces[i - 1].descriptor;
+    share_descriptors(window);
 }
 
 static void close_files(const struct window *window)
@@ -319,6 +347,11 @@ static void check_names(struct tierfs_lane *lane, struct tierfs_wanted *files, s
 {
     const bool begun = tierfs_reader_begin(lane->names) == 0;
 
+    if (begun && tierfs_reader_snapshot(lane->names) == lane->names_snapshot) {
+        /* Nothing at all has been committed since the names were resolved. */
+        tierfs_reader_end(lane->names);
+        return;
+    }
     for (size_t i = 0; i < count; i++) {
         struct tierfs_wanted *file = &files[i];
         struct tierfs_inode inode;

@@ -182,6 +182,11 @@ void tierfs_reader_end(struct tierfs_reader *reader)
     mdb_txn_reset(reader->txn);
 }
 
+uint64_t tierfs_reader_snapshot(const struct tierfs_reader *reader)
+{
+    return mdb_txn_id(reader->txn);
+}
+
 /* -- single records ------------------------------------------------------------------------------------------ */
 
 int tierfs_find_inode(struct tierfs_reader *reader, uint64_t ino, struct tierfs_inode *inode)

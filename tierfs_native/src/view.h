@@ -42,6 +42,9 @@ void tierfs_reader_end(struct tierfs_reader *reader);
 
 /* -- between begin and end ------------------------------------------------------------------------------------ */
 
+/* A number that is the same for the same snapshot; every commit makes another one. */
+uint64_t tierfs_reader_snapshot(const struct tierfs_reader *reader);
+
 int tierfs_find_inode(struct tierfs_reader *reader, uint64_t ino, struct tierfs_inode *inode);
 
 /* -ENAMETOOLONG: of more than 255 bytes. The name need not end in a NUL. */

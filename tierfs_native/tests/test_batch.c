@@ -530,6 +530,37 @@ static void test_what_changes_in_between(const struct place *place, struct opene
     assert(read_one(place, opened, "d/own", NULL) == TIERFS_LOCAL);
 }
 
+/* One open is for all that lie in a segment; so is its failure. */
+static void test_a_segment_that_is_gone(const struct place *place, struct opened *opened)
+{
+    enum {
+        COUNT = 3
+    };
+    static const char *const paths[COUNT] = {"d/packed", "default", "d/packed"};
+    struct tierfs_wanted files[COUNT];
+    char *memory = malloc(COUNT * packed.size_bytes);
+    char path[2 * PATH_BYTES], aside[2 * PATH_BYTES + 8];
+
+    assert(memory != NULL);
+    path_in_tier(place, &packed, path);
+    snprintf(aside, sizeof(aside), "%s.aside", path);
+    for (int is_there = 0; is_there < 2; is_there++) {
+        assert((is_there ? rename(aside, path) : rename(path, aside)) == 0);
+        for (size_t i = 0; i < COUNT; i++) {
+            files[i] = wanted(paths[i]);
+            files[i].destination = memory + i * packed.size_bytes;
+        }
+        assert(tierfs_batch_plan(opened->lane, &opened->caller, files, COUNT, false) == 0);
+        tierfs_batch_read(opened->lane, files, COUNT);
+        for (size_t i = 0; i < COUNT; i++) {
+            assert(files[i].outcome == (is_there ? TIERFS_LOCAL : TIERFS_CHANGED));
+            for (uint64_t at = 0; is_there && at < files[i].size_bytes; at++)
+                assert(files[i].destination[at] == byte_at(files[i].ino, at));
+        }
+    }
+    free(memory);
+}
+
 static void test_index_of_another_boot(const struct place *place)
 {
     struct tierfs_index *index;
@@ -627,6 +658,7 @@ int main(void)
     test_outcomes(&opened);
     test_access(&opened);
     test_many_at_once(&opened);
+    test_a_segment_that_is_gone(&place, &opened);
     test_what_changes_in_between(&place, &opened);
     close_place(&opened);
     remove_place(&place);
