@@ -20,13 +20,15 @@ import trio
 from tests.support.engine import ROOT_CALLER, Engine, running_engine, settings_for
 from tests.support.watched_store import WatchedStore
 from tierfs.control.protocol import SnapshotCreateRequest, SnapshotDeleteRequest
-from tierfs.errors import StoreError, StoreUnavailable
+from tierfs.errors import Interrupted, StoreError, StoreUnavailable
 from tierfs.fs.attributes import AttributeChange
+from tierfs.fs.ranges import Ranges
 from tierfs.mount.snapshots import SnapshotHandlers
 from tierfs.namespace import publish
 from tierfs.namespace.transaction import HISTORY_TABLES
 from tierfs.store.base import ObjectStore
 from tierfs.types import ROOT_INO
+from tierfs.writeback import copying
 
 SEEDS = [int(os.environ["TIERFS_TEST_SEED"])] if "TIERFS_TEST_SEED" in os.environ else list(range(8))
 STEPS = 300
@@ -62,7 +64,7 @@ class Folder:
 class Run:
     """One sequence: carries every operation out on the engine and on the model."""
 
-    def __init__(self, root: Path, seed: int) -> None:
+    def __init__(self, root: Path, seed: int, *, with_copies: bool = False) -> None:
         self.chance = random.Random(seed)
         self.slow = self.chance.choice([0.0, 0.002, 0.02, 0.1])
         self.settings = settings_for(root, upload_delay_s=self.chance.choice([0.0, 0.02, 0.2]))
@@ -72,6 +74,7 @@ class Run:
         self.snapshots: dict[bytes, dict[str, bytes]] = {}
         self.snapshots_made = 0
         self.with_snapshots = seed % 2
+        self.with_copies = with_copies
         self.alive = False
         self.engine: Engine
         self.store: WatchedStore
@@ -175,7 +178,9 @@ class Run:
             lines = [f"doomed {row}" for row in publish.doomed_entries(txn)[0]]
             for row in publish.iter_dirty(txn):
                 keys, held = publish.key_of(txn, row.ino), publish.object_of(txn, row.ino)
-                lines.append(f"{row} wants {keys} has {held} {self.engine.parts.publisher.failures.get(row.ino)}")
+                lines.append(
+                    f"{row} wants {keys} has {held} {self.engine.parts.publisher.failures.get(row.ino)}"
+                )
         return lines
 
     # operations
@@ -218,6 +223,7 @@ class Run:
         kinds = {"write": 10, "patch": 6, "truncate": 6, "chmod": 2, "unlink": 6, "rename": 10, "exchange": 4}
         kinds |= {"link": 6, "mkdir": 4, "rmdir": 1, "sleep": 4}
         kinds |= {"snapshot": 2 * self.with_snapshots, "delete_snapshot": self.with_snapshots}
+        kinds |= {"copy": 12 * self.with_copies}
         (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
         await getattr(self, f"_{kind}")()
 
@@ -284,6 +290,57 @@ class Run:
     async def _set(self, place: tuple[Folder, str], change: AttributeChange) -> None:
         inode = await self.engine.names.lookup(await self._ino(place[0]), place[1].encode())
         await self.engine.attributes.set(inode.ino, change, ROOT_CALLER)
+
+    async def _copy(self) -> None:
+        """All of a file into another one, by the store where it can; names change meanwhile."""
+        old, new = self._taken(), self._place()
+        source = old[0].entries[old[1]] if old else None
+        target = new[0].entries.get(new[1])
+        if old is None or not isinstance(source, File) or isinstance(target, Folder) or source is target:
+            return
+        self._tell("copy", old, new)
+        files, ranges = self.engine.files, Ranges(self.engine.parts.services, self.engine.files)
+        inode = await self.engine.names.lookup(await self._ino(old[0]), old[1].encode())
+        await self.engine.parts.cache.evict(inode.content_id)
+        reader = await files.open(inode.ino, os.O_RDONLY, ROOT_CALLER)
+        parent, name = await self._ino(new[0]), new[1].encode()
+        flags = os.O_RDWR | os.O_TRUNC
+        if target is None:
+            target = new[0].entries[new[1]] = File()
+            writer, copied = await files.create(parent, name, 0o644, flags, ROOT_CALLER)
+        else:
+            copied = await self.engine.names.lookup(parent, name)
+            writer = await files.open(copied.ino, flags, ROOT_CALLER)
+        # What is written, renamed or removed meanwhile is another matter: both are open.
+        target.data[:] = source.data
+        interrupts = self.engine.parts.services.interrupts
+        tasks: list[trio.lowlevel.Task] = []
+        is_interrupted = False
+
+        async def copy() -> None:
+            nonlocal is_interrupted
+            tasks.append(trio.lowlevel.current_task())
+            done = 0
+            try:
+                while some := await ranges.copy(reader, done, writer, done, len(target.data) - done):
+                    done += some
+            except Interrupted:
+                is_interrupted = True
+            interrupts.forget(tasks[0])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(copy)
+            await trio.sleep(self.chance.choice([0.0, 0.002]))
+            if self.chance.random() < 0.5:
+                await getattr(self, self.chance.choice(["_rename", "_exchange", "_link", "_unlink"]))()
+            if self.chance.random() < 0.2 and tasks:
+                interrupts.interrupt(tasks[0])
+        if is_interrupted:
+            self.told.append("interrupted")
+            await self.engine.attributes.set(copied.ino, AttributeChange(size_bytes=0), ROOT_CALLER)
+            del target.data[:]
+        await files.release(reader)
+        await self._close(writer)
 
     async def _unlink(self) -> None:
         place = self._taken()
@@ -394,7 +451,18 @@ class Run:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_the_bucket_comes_to_hold_what_the_names_say(tmp_path: Path, seed: int) -> None:
-    run = Run(tmp_path, seed)
+    await carried_out(Run(tmp_path, seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
+async def test_the_same_with_copies_that_the_store_makes(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "MIN_BYTES", 1)
+    await carried_out(Run(tmp_path, seed, with_copies=True))
+
+
+async def carried_out(run: Run) -> None:
     number = 0
     while number < STEPS:
         number = await run.live(number)

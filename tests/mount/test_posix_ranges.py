@@ -381,7 +381,7 @@ def test_a_signal_ends_a_copy(mount_factory: MountFactory, needs_mount: None) ->
         "def call():\n"
         "    import ctypes\n"
         "    libc = ctypes.CDLL(None, use_errno=True)\n"
-        "    done = libc.copy_file_range(a, None, b, None, ctypes.c_size_t(9_000_000), 0)\n"
+        "    done = libc.copy_file_range(a, None, b, None, ctypes.c_size_t(8_999_999), 0)\n"
         "    print(done, ctypes.get_errno())\n"
         "call()\n"
     )

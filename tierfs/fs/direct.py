@@ -114,8 +114,10 @@ class _Create(_Request):
     """Writes go there without passing here."""
 
     def change(self, txn: WriteTransaction) -> Inode:
-        if self.spare is None and self.flags & os.O_ACCMODE != os.O_RDONLY:
-            self.spare = self.direct.services.cache.take_spare()
+        services = self.direct.services
+        writes = self.flags & os.O_ACCMODE != os.O_RDONLY
+        if self.spare is None and writes and not services.expected_copies.is_likely:
+            self.spare = services.cache.take_spare()
         inode = tree.create(
             txn,
             self.parent,

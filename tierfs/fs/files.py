@@ -86,7 +86,14 @@ class Files:
             raise
         if not handle.passed_through:
             await self._lend(handle)
+        self._note_unread(number, handle)
         return number
+
+    def _note_unread(self, number: int, handle: FileHandle) -> None:
+        if self._services.lend is None or handle.can_write or handle.passed_through:
+            return
+        if self._services.copies.is_source(handle.content):
+            self._services.expected_copies.note_open(number)
 
     def _is_nameless(self, ino: int) -> bool:
         with self._services.db.read() as txn:
@@ -118,6 +125,8 @@ class Files:
         content = handle.content
         begins_to_write = handle.can_write and not content.passed_through
         if begins_to_write and handle.uid != 0 and self._has_privileges(content.ino):
+            return
+        if begins_to_write and not content.size_bytes and self._services.expected_copies.is_likely:
             return
         try:
             descriptor = await self._contents.passthrough.lend_dirty(content, writes=handle.can_write)
@@ -174,7 +183,9 @@ class Files:
         if number & FRONT_HANDLE:
             return await self._read_for_front(number & ~FRONT_HANDLE, offset, length)
         takes_places = bool(number & TAKES_PLACES)
-        content = self._services.handles.file(number & ~TAKES_PLACES).content
+        number &= ~TAKES_PLACES
+        content = self._services.handles.file(number).content
+        self._services.expected_copies.note_used(number)
         data = None
         if not content.under_way.touch(offset, offset + length):
             data = self._place(content, offset, length) if takes_places else None
@@ -338,6 +349,7 @@ class Files:
             self._snapshots.release(number)
             return
         handle = self._services.handles.remove_file(number)
+        self._services.expected_copies.note_used(number)
         content = handle.content
         if content.live is not None and handle.can_write:
             try:
@@ -354,6 +366,7 @@ class Files:
             return not self._snapshots.has_open(number)  # else an earlier engine's
         if handle.content.live is not None and handle.can_write:
             return False
+        self._services.expected_copies.note_used(number)
         self._close(self._services.handles.remove_file(number))
         return True
 

@@ -14,7 +14,7 @@ import trio
 
 from tierfs.cache import ranges
 from tierfs.cache.staging import Staging
-from tierfs.errors import InvalidArgument, NoSuchRange, NotSupported, TierfsError
+from tierfs.errors import Interrupted, InvalidArgument, NoSuchRange, NotSupported, TierfsError
 from tierfs.fs.files import FRONT_HANDLE, Files
 from tierfs.fs.handles import FileHandle
 from tierfs.fs.services import Services
@@ -107,6 +107,7 @@ class Ranges:
         """
         if self._services.snapshots.has_open(source_no):
             raise NotSupported("read and write what is in a snapshot")
+        self._services.expected_copies.note_used(source_no)
         async with self._reading(source_no) as source:
             return await self._copy(source, source_at, target_no, target_at, length)
 
@@ -121,6 +122,9 @@ class Ranges:
             return 0
         check_size(target_at + length)
         await self._begin_change(handle)
+        is_whole = not source_at and not target_at and length == source.size_bytes
+        if is_whole and await self._copy_in_store(source, target):
+            return length
         deadline_s = trio.current_time() + COPY_LIMIT_S
         copied = 0
         try:
@@ -135,6 +139,18 @@ class Ranges:
             if not copied:
                 raise
         return copied
+
+    async def _copy_in_store(self, source: FileContent, target: FileContent) -> bool:
+        """All of it, without the bytes passing here. False: that has to be done here."""
+        copy = self._services.copies.begin(source, target)
+        if copy is None:
+            return False
+        try:
+            await self._services.interrupts.guard(copy.decided)
+        except Interrupted:
+            if copy.give_up():
+                raise
+        return await copy.outcome()
 
     async def _copy_some(
         self, source: FileContent, source_at: int, target: FileContent, target_at: int, length: int

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tierfs.cache.residency import Cache
 from tierfs.checkpoint.commits import Commits
 from tierfs.config import Settings
+from tierfs.fs.expected import ExpectedCopies
 from tierfs.fs.handles import HandleTable
 from tierfs.fs.interrupt import InterruptWatch
 from tierfs.fs.kernel import KernelCaches
@@ -19,6 +20,7 @@ from tierfs.namespace.refresh import Refresher
 from tierfs.prefetch.readahead import ReadAheadTable
 from tierfs.types import Inode
 from tierfs.writeback.content_table import ContentTable
+from tierfs.writeback.copying import StoreCopies
 from tierfs.writeback.publisher import Publisher
 from tierfs.writeback.syncing import BackgroundSync
 
@@ -54,6 +56,7 @@ class Services:
     interrupts: InterruptWatch
     snapshots: Snapshots
     background_sync: BackgroundSync
+    copies: StoreCopies
     now_ns: Callable[[], int]
     store_space: Callable[[], tuple[int, int]]
     """(total bytes, free bytes) of the store, as far as that means anything."""
@@ -67,6 +70,7 @@ class Services:
     """A native front with this mark may be told where the bytes of a READ lie; empty: none such."""
     hold_write: Callable[[int], Awaitable[None]] | None = None
     """(inode): return when a write that is passed through may go on. None: nothing is passed through."""
+    expected_copies: ExpectedCopies = field(default_factory=ExpectedCopies)
     orphans: set[int] = field(default_factory=set)
     """Inodes without a name that the kernel may still know; reaped at FORGET."""
 

@@ -42,6 +42,7 @@ from tierfs.store.retry import RetryingStore
 from tierfs.types import ROOT_INO
 from tierfs.writeback.claims import KeyClaims
 from tierfs.writeback.content_table import ContentTable
+from tierfs.writeback.copying import StoreCopies
 from tierfs.writeback.deletions import Deletions
 from tierfs.writeback.equal_parts import EqualParts
 from tierfs.writeback.in_flight import InodesInFlight, KeysInFlight
@@ -127,6 +128,7 @@ class Parts:
         if not self.settings.read_only:
             nursery.start_soon(self.preserver.run)
             nursery.start_soon(self.rebuilder.run)
+            nursery.start_soon(self.services.copies.run)
         nursery.start_soon(self.remote.run)
         nursery.start_soon(self.services.interrupts.run)
         if self.replicator is not None:
@@ -251,6 +253,7 @@ async def open_parts(
         interrupts=interrupts,
         snapshots=Snapshots(db, cache, settings, readahead, interrupts, handles.new_number),
         background_sync=background_sync,
+        copies=StoreCopies(db, cache, contents, writer, claims, publisher, stamp_ns),
         now_ns=stamp_ns,
         store_space=_space_of(settings),
     )

@@ -380,6 +380,16 @@ class ObjectWriter:
         where = "" if source is None else f": {source.key} was replaced or removed in the bucket by others"
         raise StoreError(f"{key}: its bytes, as a snapshot had them, are gone{where}")
 
+    async def copy_object(self, source: ObjectInfo, inode: Inode, key: str) -> ObjectInfo:
+        """Copy the bytes of ``inode`` from that version of an object to ``key``, which the caller holds.
+
+        Raises ``NotYet``: somebody else's object is there; ``PreconditionFailed`` or ``ObjectNotFound``: the
+        source is not that version any more; any other ``StoreError``.
+        """
+        info = await self._copy_from(source, inode, key)
+        self._uploader.note_copied(info.size_bytes)
+        return info
+
     async def _copy_from(self, source: ObjectInfo, inode: Inode, key: str) -> ObjectInfo:
         tag = self._tag(inode.content_id)
 

@@ -168,6 +168,14 @@ class Publisher:
         finally:
             self._finished(ino)
 
+    def reserve(self, ino: int) -> bool:
+        """Somebody else sees to the object of ``ino``, until ``let_go``. False: not now."""
+        return self._running.add(ino)
+
+    def let_go(self, ino: int) -> None:
+        """The end of ``reserve``."""
+        self._finished(ino)
+
     async def _publish(self, ino: int, *, force: bool) -> None:
         token = published_here.set(ino)
         try:

@@ -22,6 +22,7 @@ from tierfs.errors import NotFound
 from tierfs.namespace import records, schema, tree
 from tierfs.namespace.db import Database
 from tierfs.namespace.transaction import WriteTransaction
+from tierfs.types import ContentId
 from tierfs.writeback.content import FileContent
 
 
@@ -30,22 +31,26 @@ class _State:
     """Of a content, what is recorded of it."""
 
     ino: int
+    content_id: ContentId
     size_bytes: int
     mtime_ns: int
     ctime_ns: int
 
     @classmethod
     def of(cls, content: FileContent) -> _State:
-        return cls(content.ino, content.size_bytes, content.mtime_ns, content.ctime_ns)
+        return cls(content.ino, content.content_id, content.size_bytes, content.mtime_ns, content.ctime_ns)
 
-    def record(self, txn: WriteTransaction) -> None:
-        """Raises ``NotFound``."""
+    def record(self, txn: WriteTransaction) -> bool:
+        """False: other bytes have taken the place of these meanwhile (``copying``). Raises ``NotFound``."""
         inode = tree.get(txn, self.ino)
+        if inode.content_id != self.content_id:
+            return False
         newest = max(inode.ctime_ns, self.ctime_ns)
         schema.put_inode(
             txn,
             schema.replace_inode(inode, size_bytes=self.size_bytes, mtime_ns=self.mtime_ns, ctime_ns=newest),
         )
+        return True
 
 
 class SizeAndTimes:
@@ -71,13 +76,14 @@ class SizeAndTimes:
             return
         state = _State.of(content)
         self.note_mtime(content, state.mtime_ns)
+        is_recorded = True
         try:
-            await self._db.commit(state.record, durable=durable, lazy=True)
+            is_recorded = await self._db.commit(state.record, durable=durable, lazy=True)
         except NotFound:
             if not content.unlinked:
                 raise
         # Only now: until the commit is visible everybody has to see the values laid over the record.
-        if state == _State.of(content):
+        if is_recorded and state == _State.of(content):
             content.unsaved = False
 
     async def save_durably(self, content: FileContent) -> None:
@@ -99,12 +105,15 @@ class SizeAndTimes:
         if not states:
             return
 
-        def record(txn: WriteTransaction) -> None:
+        def record(txn: WriteTransaction) -> set[int]:
+            replaced: set[int] = set()
             for _, state in states.values():
                 with suppress(NotFound):
-                    state.record(txn)
+                    if not state.record(txn):
+                        replaced.add(state.ino)
+            return replaced
 
-        await self._db.commit(record, hurried=False, lazy=True)
+        replaced = await self._db.commit(record, hurried=False, lazy=True)
         for content, state in states.values():
-            if state == _State.of(content):
+            if state == _State.of(content) and state.ino not in replaced:
                 content.unsaved = False

@@ -90,6 +90,10 @@ class Uploader:
         """File data that was copied on the server instead."""
         return self._copied.value
 
+    def note_copied(self, size_bytes: int) -> None:
+        """A whole file was copied on the server."""
+        self._copied.add(size_bytes)
+
     async def upload(
         self,
         plan: PartPlan,
