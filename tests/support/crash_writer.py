@@ -6,7 +6,8 @@ Run as a program it works below a directory until a system call fails::
 
 The journal lies outside the mount. ``begin`` goes in before a version of a slot is written, ``done`` after
 the last fsync that makes it durable returned. So after a crash a slot must hold the last ``done`` version, or
-the one that was begun after it; where a slot is replaced by rename, wholly one of the two.
+one that was begun after it (more than one, if each was killed before it was done); where a slot is replaced by
+rename, wholly one of them.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def verify(directory: Path, journal: Path) -> Verdict:
     problems = []
     for slot in range(SLOTS):
         path = directory / f"slot{slot}"
-        versions = sorted({done.get(slot, 0), begun.get(slot, 0)})
+        versions = list(range(done.get(slot, 0), begun.get(slot, 0) + 1))
         try:
             data = path.read_bytes()
         except FileNotFoundError:
