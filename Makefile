@@ -11,7 +11,7 @@ STRIKES = 200
 SEED =
 SANITIZE = address;undefined
 
-.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench compare training frameworks faults clean
+.PHONY: help install demo test lint format native fuzz test-native-sanitized quick-bench compare training frameworks faults kills clean
 
 help:
 	@echo "make install      system packages, .venv, .venv/bin/tierfs"
@@ -25,6 +25,7 @@ help:
 	@echo "make quick-bench  ratios to a plain directory and to the store's raw rate"
 	@echo "make compare      tierfs and its peers, side by side, 30 minutes (COMPARE=--quick: 5)"
 	@echo "make faults       kills, outages, power cuts at a mount (STRIKES=200 SEED=7), everything checked after each"
+	@echo "make kills        the engine killed 100 times under load (KILLS=100), back within 5 s each time: a quiet machine"
 	@echo "make training     data loaders, model files and DLIO on a mount and on a directory"
 	@echo "make frameworks   Lightning and Hugging Face's Trainer with checkpoints on a mount (installs some GB)"
 
@@ -84,6 +85,12 @@ frameworks:
 faults:
 	TIERFS_INSTALL_EXTRAS=test sh deploy/install.sh
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m tests.support.campaign.run --strikes $(STRIKES) $(if $(SEED),--seed $(SEED))
+
+KILLS = 100
+
+kills:
+	TIERFS_INSTALL_EXTRAS=test sh deploy/install.sh
+	TIERFS_ENGINE_KILLS=$(KILLS) $(PYTHON) -m pytest tests/native/test_front_life.py -k again_and_again -s -q
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
