@@ -20,6 +20,7 @@ import benchmarks.batch
 import tierfs
 import tierfs_native
 from tests.support.mount import Mounted, MountFactory, wait_until
+from tests.support.page_cache import drop_pages
 from tests.support.posix import as_user
 from tierfs.batch import native, open_many, places, read_many, status
 from tierfs.cache.segments import PACKED_BYTES
@@ -516,8 +517,7 @@ def test_bytes_that_were_damaged_on_the_device_are_not_returned(mount: Callable[
             for start in range(0, os.fstat(damaged.fileno()).st_size, 4096):
                 damaged.seek(start)
                 damaged.write(b"!")
-            os.fsync(damaged.fileno())
-            os.posix_fadvise(damaged.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_pages(damaged.fileno())
     assert contents(paths) == list(tree.values())
     assert counts()["unreadable"] > 0
 

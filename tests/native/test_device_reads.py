@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mount import Mounted, MountFactory, opened, wait_until
+from tests.support.page_cache import drop_pages
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -57,8 +58,7 @@ def forget_pages(mounted: Mounted) -> None:
     """Of the tier, and of the mount."""
     for path in segments(mounted):
         with opened(path) as descriptor:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_pages(descriptor)
     for name in contents():
         with opened(mounted.path / name) as descriptor:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.front import kill_engine
 from tests.support.mount import Mounted, MountFactory, wait_until
+from tests.support.page_cache import drop_pages
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -49,8 +50,7 @@ def test_what_is_not_in_the_page_cache_is_the_engines(mounted: Mounted) -> None:
         before = placed(mounted)
         path = tier_file(mounted)
         with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_pages(file.fileno())
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(fd, 128 * KIB, 0) == DATA[: 128 * KIB]
         assert placed(mounted) == before
@@ -71,8 +71,7 @@ def test_what_does_not_match_is_asked_for_again(mounted: Mounted) -> None:
         with path.open("r+b") as file:
             file.write(b"something else")
             file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_pages(file.fileno())
             file.seek(0)
             file.read(MIB)  # the page cache has it: only the checksum can tell
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -10,13 +10,19 @@ import pytest
 
 from tests.support.namespace import DIRECTORY, START_NS, Namespace, open_namespace
 from tierfs.errors import NotFound
-from tierfs.namespace import publish, schema, tree
+from tierfs.namespace import publish, refresh, schema, tree
 from tierfs.namespace.db import WriteTransaction
 from tierfs.namespace.listing import Invalidation
 from tierfs.namespace.refresh import Refresher
 from tierfs.types import ROOT_INO, ContentId, Inode, content_id_of_object
 
 CONTENT = ContentId(b"c" * 16)
+
+
+@pytest.fixture(autouse=True)
+def _with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a listing finds is what these tests ask for, however long it takes."""
+    monkeypatch.setattr(refresh, "PATIENCE_S", 3600.0)
 
 
 async def listed(ns: Namespace, refresher: Refresher, path: str = "") -> list[str]:
