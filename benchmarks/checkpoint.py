@@ -132,6 +132,8 @@ class Benchmark:
         turns += [self._second_pulse, self._over_the_limit, self._store]
         for turn in reversed(turns) if number % 2 else turns:
             turn()
+            # Else each round leaves some ten times the bytes of a pulse, and the store is full before long.
+            self._site.server.free_space()
 
     def _peer(self, peer: Peer) -> None:
         say(peer.name)
@@ -361,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             versions = {peer.name: peer.version() for peer in peers}
             server = found.site.server.name
             command = shlex.join(peers[1].mount_command())
-    except (ServerFailed, PeerFailed, Hung, WorkFailed) as error:
+    except (ServerFailed, PeerFailed, Hung, WorkFailed, OSError) as error:
         print(f"benchmarks.checkpoint: {error}", file=sys.stderr)
         return 1
     finally:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ ACCESS_KEY = SECRET_KEY = "tierfsbench"
 REGION = "us-east-1"
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 5.0
+VACUUM_LIMIT_S = 120.0
 POLL_S = 0.05
 GRPC_OFFSET = 10000
 
@@ -36,18 +38,27 @@ class ServerFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class S3Server:
     """``filer``: HTTP and gRPC port of SeaweedFS's filer, which its own client talks to; None for other
-    servers. ``pid``: of the process, while it runs.
+    servers. ``vacuum_url``: where SeaweedFS is asked to free the space of what was deleted, which it does
+    by itself only every quarter of an hour; None for servers that do at once. ``pid``: of the process, while
+    it runs.
     """
 
     name: str
     endpoint_url: str
     command: tuple[str, ...]
     filer: tuple[int, int] | None = None
+    vacuum_url: str | None = None
     pid: int = 0
 
     @property
     def port(self) -> int:
         return int(self.endpoint_url.rpartition(":")[2])
+
+    def free_space(self) -> None:
+        """Free the space of what was deleted; returns when that is done. Raises OSError."""
+        if self.vacuum_url is not None:
+            with urllib.request.urlopen(self.vacuum_url, timeout=VACUUM_LIMIT_S) as answer:
+                answer.read()
 
 
 def credentials(endpoint_url: str) -> dict[str, str]:
@@ -98,7 +109,11 @@ def seaweedfs(
         *(f"-{part}.port.grpc={grpc[part]}" for part in parts),
     )  # fmt: skip
     server = S3Server(
-        "SeaweedFS", f"http://127.0.0.1:{http['s3']}", command, filer=(http["filer"], grpc["filer"])
+        "SeaweedFS",
+        f"http://127.0.0.1:{http['s3']}",
+        command,
+        filer=(http["filer"], grpc["filer"]),
+        vacuum_url=f"http://127.0.0.1:{http['master']}/vol/vacuum?garbageThreshold=0.1",
     )
     with _running(command, directory, environment, lambda: _store_answers(server.endpoint_url)) as pid:
         yield replace(server, pid=pid)

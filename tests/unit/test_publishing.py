@@ -440,6 +440,41 @@ class Unreachable:
         return self._inner.put(*args, **kwargs)  # type: ignore[arg-type]
 
 
+@pytest.mark.semantics(
+    "S-WRITE-15",
+    "Above the dirty limit writers go no faster than the store takes the bytes; while the store fails they use the "
+    "room that the tier has.",
+)
+async def test_above_the_dirty_limit_nobody_waits_for_what_has_failed_and_is_tried_again(tmp_path: Path) -> None:
+    """A store that is full, or down for long: some attempt is always under way. There is room in the tier."""
+    gate = threading.Event()
+    attempts: list[str] = []
+
+    class Failing(Unreachable):
+        def put(self, *args: object, **kwargs: object) -> object:
+            attempts.append(str(args[0]))
+            if attempts.count(attempts[-1]) > 1:
+                gate.wait(120)
+            raise StoreUnavailable("no room in the store")
+
+    settings = settings_for(tmp_path, store_timeout_s=0.0, dirty_limit_bytes=4 * MIB)
+    async with running_engine(settings, wrap=lambda store: Failing(store)) as engine:  # type: ignore[arg-type, return-value]
+        try:
+            for name in ("a", "b"):
+                await engine.write_file(name, bytes(2 * MIB))
+            publisher = engine.parts.publisher
+            with trio.fail_after(60):
+                while len(publisher.failures) < 2 or len(attempts) < 4:
+                    await trio.sleep(0.01)
+            handle, _ = await engine.files.create(ROOT_INO, b"c", 0o644, os.O_WRONLY, ROOT_CALLER)
+            with trio.fail_after(60):
+                for offset in range(0, 4 * MIB, MIB):
+                    await engine.files.write(handle, offset, bytes(MIB))
+            await engine.files.release(handle)
+        finally:
+            gate.set()
+
+
 async def test_an_outage_keeps_the_bytes_and_is_reported(tmp_path: Path) -> None:
     stores: list[Unreachable] = []
 

@@ -108,6 +108,8 @@ class DirtyFiles:
         self.tier = tier
         self.reader = reader
         self.drain: Drain | None = None
+        self.ease: Drain | None = None
+        """As ``drain``, for who is only to be slowed down: what has failed before is not waited for."""
         self.directory = f"{tier.root}/dirty"
         self._sealers = trio.CapacityLimiter(_SEALERS)
         self.files = device.OpenFiles(self.path_of, write=True, never_blocks=tier.setting.volatile)
@@ -288,9 +290,12 @@ class DirtyFiles:
                 and ledger.can_make_room(_DIRECT_ROOM_BYTES))
 
     async def wait_below_limit(self) -> bool:
-        """Until there is less dirty data than the limit; False: nothing can be published."""
+        """Until there is less dirty data than the limit; False: nothing can be published.
+
+        The limit leaves room in the tier: while the store fails, writers use that instead of waiting for it.
+        """
         while self.over_limit:
-            if self.drain is None or not await self.drain():
+            if self.ease is None or not await self.ease():
                 return False
         return True
 

@@ -401,9 +401,12 @@ class Cache:
         """File data in the engine's own memory: fetches under way, and blocks that no tier took."""
         return self._fetcher.budget.used_bytes + self._fetcher.transit.used_bytes
 
-    def set_drain(self, drain: Drain) -> None:
-        """How a writer waits for room when the write tier is full of dirty data. Given by write-back."""
-        self._area.dirty.drain = drain
+    def set_drain(self, drain: Drain, ease: Drain | None = None) -> None:
+        """How a writer waits for room when the write tier is full of dirty data. Given by write-back.
+
+        ``ease``: how it waits above the dirty limit, where there is room; default: the same.
+        """
+        self._area.dirty.drain, self._area.dirty.ease = drain, ease or drain
 
     async def create_staging(self, content_id: ContentId) -> Staging:
         """A new, empty dirty content. Raises ``TierFull``, ``TierFailed``, ``AlreadyExists``."""

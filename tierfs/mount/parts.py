@@ -224,7 +224,7 @@ async def open_parts(
     deletions.on_progress = publisher.draining.note_progress
     deletions.on_needed = parking.on_parked = publisher.schedule.note_now
     preserver.on_doomed = publisher.note_deletion
-    cache.set_drain(publisher.draining.make_room)
+    cache.set_drain(publisher.draining.make_room, publisher.draining.ease)
     commits = Commits(
         db,
         ManifestWriter(store, cache, prefix),

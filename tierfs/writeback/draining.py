@@ -146,6 +146,25 @@ class Draining:
         Hurries the backlog and waits until something was published. False: nothing can be published.
         That writer may be an upload, which brings here what its file lacks: it does not wait for itself.
         """
+        return await self._drain_some(is_patient=True)
+
+    async def ease(self) -> bool:
+        """The same for a writer that has room, and is to go no faster than the store takes it.
+
+        What has failed is tried again in its own time, and not waited for: each attempt may take as long as
+        requests are repeated, and something is nearly always being tried.
+        """
+        return await self._drain_some(is_patient=False)
+
+    def _may_be_published(self, is_patient: bool) -> bool:
+        """Whether anything is worth waiting for."""
+        if any(ino not in self._failures for ino in self._schedule.waiting):
+            return True
+        if is_patient:
+            return len(self._running) > len(self._starving)
+        return any(ino not in self._failures and ino not in self._starving for ino in self._running)
+
+    async def _drain_some(self, *, is_patient: bool) -> bool:
         before = self._published_count
         starving = published_here.get()
         self._hurried_by += 1
@@ -153,10 +172,9 @@ class Draining:
             self._starving.add(starving)
             self.note_progress()
         try:
-            await self._schedule.note_all(0.0)
+            await self._schedule.note_all(0.0, but=() if is_patient else self._failures)
             while self._published_count == before:
-                nobody_works = len(self._running) <= len(self._starving)
-                if nobody_works and all(ino in self._failures for ino in self._schedule.waiting):
+                if not self._may_be_published(is_patient):
                     return False
                 event = self._progress
                 with trio.move_on_after(1.0):

@@ -64,6 +64,9 @@ class InodesInFlight:
     def __contains__(self, ino: int) -> bool:
         return ino in self._inos
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._inos)
+
     def __len__(self) -> int:
         return len(self._inos)
 

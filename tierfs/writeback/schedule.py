@@ -14,7 +14,7 @@ Raises nothing of its own; what ``publish_one`` raises ends the nursery.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable
 
 import trio
 
@@ -107,8 +107,8 @@ class Schedule:
                 return
             self.note(ino)
 
-    async def note_all(self, delay_s: float) -> None:
-        """Put every inode that has a dirty row into the queue."""
+    async def note_all(self, delay_s: float, *, but: Container[int] = ()) -> None:
+        """Put every inode that has a dirty row into the queue, except ``but``."""
         after = 0
         while True:
             with self._db.read() as txn:
@@ -116,7 +116,8 @@ class Schedule:
             if not rows:
                 return
             for row in rows:
-                self.note(row.ino, delay_s)
+                if row.ino not in but:
+                    self.note(row.ino, delay_s)
             after = rows[-1].ino
             await trio.lowlevel.checkpoint()
 
