@@ -148,6 +148,22 @@ async def test_what_a_change_answers_has_the_size_that_a_close_records_meanwhile
         assert sizes == [5] * 60
 
 
+async def test_what_is_done_after_a_write_is_not_older_than_it(tmp_path: Path) -> None:
+    """The kernel stamps a write that it passes through some milliseconds ahead of our clock.
+
+    Else the ctime would change once more when the close is recorded, if it is only then.
+    """
+    async with running_engine(settings_for(tmp_path, upload_delay_s=60.0)) as engine:
+        handle, inode = await engine.files.create(ROOT_INO, b"a", 0o644, os.O_WRONLY, ROOT_CALLER)
+        await engine.files.write(handle, 0, b"bytes")
+        content = engine.parts.contents.peek(inode.ino)
+        assert content is not None
+        written_ns = content.mtime_ns = content.ctime_ns = content.ctime_ns + 10**12
+        changed = await engine.attributes.set(inode.ino, AttributeChange(mtime_ns=1), ROOT_CALLER)
+        await engine.files.release(handle)
+        assert changed.ctime_ns == engine.attributes.get(inode.ino).ctime_ns == written_ns
+
+
 async def test_write_close_rename_costs_one_upload(tmp_path: Path) -> None:
     async with running_engine(settings_for(tmp_path, upload_delay_s=60.0)) as engine:
         await engine.write_file("tmp", b"state")

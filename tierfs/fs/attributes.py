@@ -99,6 +99,8 @@ class Attributes:
         content = self._services.contents.peek(ino)
         if content is not None:
             self._services.contents.passthrough.notice_direct_writes(content)
+            # The kernel stamps what it passes through by a finer clock: the write is not to be the newer one.
+            now_ns = max(now_ns, content.ctime_ns)
             if change.mode is not None:
                 content.written_directly = False
         if content is not None and content.unsaved and change.mtime_ns is None:
