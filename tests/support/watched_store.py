@@ -15,10 +15,14 @@ WRITES = {"put": 0, "copy": 1, "complete_multipart": 0, "delete": 0}
 
 @dataclass(slots=True)
 class Hold:
-    """One request that waits before it does anything."""
+    """One request that waits, before it does anything or before it answers."""
 
     reached: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> None:
+        self.reached.set()
+        assert self.go.wait(20)
 
 
 class WatchedStore:
@@ -26,16 +30,21 @@ class WatchedStore:
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
-        self._holds: dict[tuple[str, str], Hold] = {}
+        self._holds: dict[tuple[str, str, bool], Hold] = {}
         self._idle = threading.Condition()
         self._under_way = 0
         self.before: Callable[[str, str], None] = lambda operation, key: None
         self.after: Callable[[str, str], None] = lambda operation, key: None
 
-    def hold(self, operation: str, key: str) -> Hold:
-        """The next such request waits for ``go``."""
-        hold = self._holds[operation, key] = Hold()
+    def hold(self, operation: str, key: str, *, done: bool = False) -> Hold:
+        """The next such request waits for ``go``; ``done``: when it has been carried out."""
+        hold = self._holds[operation, key, done] = Hold()
         return hold
+
+    def _wait(self, operation: str, key: str, *, done: bool) -> None:
+        hold = self._holds.pop((operation, key, done), None)
+        if hold is not None:
+            hold.wait()
 
     def wait_until_idle(self) -> None:
         """Until no request is under way: those of an engine that is gone may still be."""
@@ -54,13 +63,11 @@ class WatchedStore:
                 self._under_way += 1
             try:
                 for key in keys:
-                    hold = self._holds.pop((operation, key), None)
-                    if hold is not None:
-                        hold.reached.set()
-                        assert hold.go.wait(20)
+                    self._wait(operation, key, done=False)
                     self.before(operation, key)
                 result = function(*args, **kwargs)
                 for key in keys:
+                    self._wait(operation, key, done=True)
                     self.after(operation, key)
                 return result
             finally:

@@ -310,17 +310,7 @@ async def test_what_happens_to_the_target_meanwhile(
     async with bench(settings_for(tmp_path)) as made:
         reader = await made.open(made.source.ino)
         writer, inode = await made.create("target")
-        hold = Hold()
-
-        def wait(operation: str, key: str) -> None:
-            if operation == "copy" and key == "target" and not hold.reached.is_set():
-                hold.reached.set()
-                assert hold.go.wait(60)
-
-        if done:
-            made.store.after = wait
-        else:
-            made.store.before = wait
+        hold = made.store.hold("copy", "target", done=done)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.copy, reader, writer)
             await reached(hold)
@@ -369,20 +359,10 @@ async def test_a_signal_ends_the_wait_and_the_copy_changes_nothing(tmp_path: Pat
 
 @pytest.mark.parametrize("done", [False, True])
 async def test_the_engine_is_gone_before_the_copy_is_recorded(tmp_path: Path, done: bool) -> None:
-    hold = Hold()
-
-    def wait(operation: str, key: str) -> None:
-        if operation == "copy":
-            hold.reached.set()
-            assert hold.go.wait(60)
-
     async with bench(settings_for(tmp_path)) as made:
         reader = await made.open(made.source.ino)
         writer, inode = await made.create("target")
-        if done:
-            made.store.after = wait
-        else:
-            made.store.before = wait
+        hold = made.store.hold("copy", "target", done=done)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.copy, reader, writer)
             await reached(hold)
@@ -404,17 +384,10 @@ async def test_the_engine_is_gone_before_the_copy_is_recorded(tmp_path: Path, do
 
 
 async def test_the_engine_is_gone_and_nobody_repeats_the_call(tmp_path: Path) -> None:
-    hold = Hold()
     async with bench(settings_for(tmp_path)) as made:
         reader = await made.open(made.source.ino)
         writer, _ = await made.create("target")
-
-        def wait(operation: str, key: str) -> None:
-            if operation == "copy":
-                hold.reached.set()
-                assert hold.go.wait(60)
-
-        made.store.after = wait
+        hold = made.store.hold("copy", "target", done=True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.copy, reader, writer)
             await reached(hold)

@@ -103,8 +103,8 @@ class Attributes:
             now_ns = max(now_ns, content.ctime_ns)
             if change.mode is not None:
                 content.written_directly = False
-        if content is not None and content.unsaved and change.mtime_ns is None:
-            await self._services.contents.size_and_times.save(content)
+            if content.unsaved and change.mtime_ns is None:
+                await self._services.contents.size_and_times.save(content)
         if mtime_ns is not None and content is not None:
             self._services.contents.size_and_times.note_mtime(content, mtime_ns)
         elif mtime_ns is not None:

@@ -24,7 +24,7 @@ from tierfs.cache.staging import Staging
 from tierfs.errors import NotFound
 from tierfs.namespace import publish, schema, tree
 from tierfs.namespace.db import Database
-from tierfs.types import NO_CONTENT, Inode, ObjectRef
+from tierfs.types import NO_CONTENT, ContentId, Inode, ObjectRef
 from tierfs.writeback.changes import Changes
 from tierfs.writeback.content import FileContent
 from tierfs.writeback.local_copy import LocalCopies
@@ -159,19 +159,22 @@ class ContentTable:
             return
         with self._changing_now(content.ino):
             if content.unlinked and not content.linkable:
-                await self._drop(content, staging)
+                await self._drop(content.content_id, staging)
             elif staging is not None:
                 await staging.close()
         if content.unlinked:
             await self.on_idle(content.ino)
 
-    async def _drop(self, content: FileContent, staging: Staging | None) -> None:
+    async def _drop(
+        self, content_id: ContentId, staging: Staging | None, *, is_reaped: bool = False
+    ) -> None:
         if staging is not None:
-            # A power cut that brought the name back would find its bytes gone, fsynced or not.
-            await self._db.sync()
+            if not is_reaped:
+                # A power cut that brought the name back would find its bytes gone, fsynced or not.
+                await self._db.sync()
             await staging.discard()
-        elif content.content_id != NO_CONTENT:
-            await self._cache.forget(content.content_id)
+        elif content_id != NO_CONTENT:
+            await self._cache.forget(content_id)
 
     async def drop_unlinked(self, inode: Inode, *, is_reaped: bool = False) -> None:
         """The last name of ``inode`` is gone: its bytes go now, or when the last user leaves.
@@ -191,11 +194,9 @@ class ContentTable:
             with self._changing_now(inode.ino):
                 staging = await self._cache.open_staging(inode.content_id)
                 if staging is not None:
-                    if not is_reaped:
-                        await self._db.sync()
-                    await staging.discard()
-        elif inode.content_id != NO_CONTENT:
-            await self._cache.forget(inode.content_id)
+                    await self._drop(inode.content_id, staging, is_reaped=is_reaped)
+        else:
+            await self._drop(inode.content_id, None)
 
 
 def _content_of(inode: Inode, ref: ObjectRef | None) -> FileContent:

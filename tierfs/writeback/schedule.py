@@ -21,6 +21,7 @@ import trio
 from tierfs.config import Settings
 from tierfs.namespace import publish
 from tierfs.namespace.db import Database
+from tierfs.namespace.schema import DirtyRow
 from tierfs.writeback.backlog import Backlog
 from tierfs.writeback.burst import Burst
 from tierfs.writeback.in_flight import InodesInFlight
@@ -79,7 +80,7 @@ class Schedule:
         delay = self._usual_delay_s(ino, now) if delay_s is None else delay_s
         at = now + delay
         known = self._due_at.get(ino)
-        if known is not None and (known <= at if delay_s is not None else False):
+        if delay_s is not None and known is not None and known <= at:
             return
         self._due_at[ino] = at
         heapq.heappush(self._due, (at, ino))
@@ -172,16 +173,16 @@ class Schedule:
 
     def _note_forgotten(self) -> None:
         """Rows that nobody announced, one batch: marks made as a side effect of another change."""
-        with self._db.read() as txn:
-            rows = publish.dirty_entries(txn, limit=SCAN_BATCH)
-        for row in rows:
-            if not self._backlog.is_kept_for_readers(row):
-                self.note_unless_known(row.ino)
+        self._note_batch()
 
     def _note_left_out(self, after: int) -> None:
+        rows = self._note_batch(after)
+        self._left_out_after = rows[-1].ino if len(rows) == SCAN_BATCH else None
+
+    def _note_batch(self, after: int = 0) -> list[DirtyRow]:
         with self._db.read() as txn:
             rows = publish.dirty_entries(txn, after, SCAN_BATCH)
-        self._left_out_after = rows[-1].ino if len(rows) == SCAN_BATCH else None
         for row in rows:
             if not self._backlog.is_kept_for_readers(row):
                 self.note_unless_known(row.ino)
+        return rows
